@@ -4,11 +4,13 @@ read, source            the files as trees, in which every key has its place (fi
 python_source, follow   scripts and notebooks: follow their statements to find the trainer's arguments
 recognize, settle       which tool the files belong to; current key names, references and --set
 typed                   maps of hyperparameters, in which every value is a text
-keys, ledger            the keys of a section and the verdict on each, from tables or one by one
+keys, engine, ledger    the keys of a section and statements on them; records what rules state; the verdicts
 common                  the table of keys that mean the same in all tools
 names                   the tools' names of models, templates and tokenizers
 dialects/, meaning/     what each key of a tool becomes; the meanings that several tools share
 mesh, plan              the devices
-write, report           the recipe's text, and the report
+report, page            the report as text and as a page
+back                    the other way: a recipe into a tool's config
+cli                     the command
 port                    the complete port: the checked recipe, and the files that it needs
 """

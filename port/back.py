@@ -17,6 +17,7 @@ from typing import Any
 from recipec.compiler.lower import Lowered
 from recipec.port import dialects
 from recipec.port.back_keys import ALPACA, DIALECTS, Config, alpaca, direct, dumped, written
+from recipec.port.engine import run
 from recipec.port.keys import table
 from recipec.port.ledger import Finding, Ledger, Verdict, prefixes
 from recipec.port.meaning import conversion
@@ -160,7 +161,7 @@ def _ported(text: str, config: Config, asked: Asked) -> Ledger:
     main = renamed(read(asked.place.name, text), dialect.NAME)
     script = config.recipe.train.objective if dialects.KNOWN[dialect.NAME].scripts else None
     ledger = Ledger(Sources(main, others), script=script)
-    dialect.port(ledger)
+    run(dialect.rules(ledger))
     return ledger
 
 

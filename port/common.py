@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.catalog import Model
+from recipec.port.engine import Says
 from recipec.port.keys import OFF, Keys, table, tools
 from recipec.port.meaning import adapters, models
 from recipec.port.names import known, tokenizer_of
@@ -110,7 +111,7 @@ TIED = "the output head is the embedding: recipec trains one tensor, PEFT a copy
 UNDECAYED = "Axolotl uses PEFT's optimizer for LoRA+, which has no weight decay"
 
 
-def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> None:
+def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> Says:
     """Record what the keys of METHODS become that are on in the file."""
     adapted = keys.ledger.value("lora.rank") is not None
     sft = keys.ledger.value("train.objective") in (None, "sft")
@@ -126,19 +127,19 @@ def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> None:
             ]
             made = list(dict.fromkeys([*(keys.ledger.value("lora.train_also") or ()), *made]))
             apart = tied and not keys.flag("peft_ensure_weight_tying")
-            keys.say(key, {"lora.train_also": made}, f"{TIED}; {WHOLE}" if apart else WHOLE)
+            yield keys.say(key, {"lora.train_also": made}, f"{TIED}; {WHOLE}" if apart else WHOLE)
     for key in ("trainable_token_indices", "peft_trainable_token_indices"):
         if adapted and key not in keys.said and keys.given(key) and keys.value(key) not in off:
-            adapters.say_tokens(keys, key)
+            yield from adapters.say_tokens(keys, key)
     for row in METHODS:
         on = [key for key in row.keys if keys.given(key) and keys.value(key) not in off]
         if not on or keys.said.intersection(on) or not (adapted if row.target.startswith("lora.") else sft):
             continue
         if row.target == "lora.plus_ratio" and keys.tool == "Axolotl":
             sets = {row.target: keys.number(on[0]), "train.optimizer.weight_decay": 0.0}
-            keys.same(on[0], sets, UNDECAYED)
+            yield keys.same(on[0], sets, UNDECAYED)
         else:
-            keys.follow([replace(row, keys=dict.fromkeys(on, ()))])
+            yield from keys.follow([replace(row, keys=dict.fromkeys(on, ()))])
 
 
 def _model(keys: Keys) -> Model | None:
@@ -167,7 +168,7 @@ FREE = "recipec's dpo and kto, like TRL's, compare with the model that training 
 FREELY = "--set reference_free=false; or `objective: cpo`, which needs no reference"
 
 
-def say_start(keys: Keys, key: str, *, of_base: bool = False) -> None:
+def say_start(keys: Keys, key: str, *, of_base: bool = False) -> Says:
     """Record what becomes of a key that names an adapter to start from, if it names one and LoRA is trained.
 
     Args:
@@ -180,19 +181,19 @@ def say_start(keys: Keys, key: str, *, of_base: bool = False) -> None:
     objective = OBJECTIVES[keys.ledger.value("train.objective") or "sft"]
     if of_base and objective.refers(keys.ledger.value("train.loss_type") or next(iter(objective.losses))):
         note = "recipec's reference has a copy of the adapter; the tool's has none"
-        keys.learned(key, (), note)
+        yield keys.learned(key, (), note)
         return
     note = "the adapter must match what the recipe trains"
     if models.HUB_ID.fullmatch(names[0]):
         note = "recipec reads it as a folder; an adapter of the Hugging Face Hub is hf://OWNER/NAME"
-    keys.say(key, {"lora.start_from": names[0].removeprefix("./")}, note)
+    yield keys.say(key, {"lora.start_from": names[0].removeprefix("./")}, note)
 
 
 SPARE = "new tokens take rows of the embedding that no token has"
 GROWN = "new tokens take rows that model.vocab_size adds; a multiple of {multiple} divides over devices"
 
 
-def say_tokens(keys: Keys, key: str, resizes: str = "") -> None:
+def say_tokens(keys: Keys, key: str, resizes: str = "") -> Says:
     """Record what becomes of a key that lists new tokens.
 
     Args:
@@ -204,24 +205,24 @@ def say_tokens(keys: Keys, key: str, resizes: str = "") -> None:
     if names:
         rows = grown(keys, len(names))
         sets = {"model.add_tokens": dict.fromkeys(names), **({"model.vocab_size": rows} if rows else {})}
-        keys.say(key, sets, GROWN.format(multiple=MULTIPLE) if rows else SPARE)
+        yield keys.say(key, sets, GROWN.format(multiple=MULTIPLE) if rows else SPARE)
     else:
-        keys.same(key, note="none")
+        yield keys.same(key, note="none")
     grows = resizes and (names or keys.flag(resizes)) and keys.ledger.value("lora.rank") is not None
     if grows and not keys.given("additional_target"):
         tied = _tied(keys)
         made = ["embed_tokens"] if tied else ["embed_tokens", "lm_head"]
         note = f"{keys.tool} trains them in a resized vocabulary; {f'{TIED}; ' if tied else ''}{WHOLE}"
-        keys.default("additional_target", ["embed_tokens", "lm_head"], {"lora.train_also": made}, note)
-        keys.same(resizes, note="it trains the modules of additional_target")
+        yield keys.default("additional_target", ["embed_tokens", "lm_head"], {"lora.train_also": made}, note)
+        yield keys.same(resizes, note="it trains the modules of additional_target")
 
 
-def say_common(keys: Keys, tool: str, off: tuple[Any, ...] = OFF) -> None:
+def say_common(keys: Keys, tool: str, off: tuple[Any, ...] = OFF) -> Says:
     """Record the tool's keys, as listed in data/dialects.json, that have no finding yet."""
-    say_methods(keys, off)
+    yield from say_methods(keys, off)
     if keys.given("reference_free") and keys.value("reference_free") not in off:
-        keys.refuse("reference_free", E1163, FREE, FREELY)
-    keys.same("reference_free", note="off")
+        yield keys.refuse("reference_free", E1163, FREE, FREELY)
+    yield keys.same("reference_free", note="off")
     names = {name.rpartition(".")[2] for section in tools()[tool]["sections"].values() for name in section}
     for row in COMMON:
-        keys.follow([replace(row, keys={key: () for key in row.keys if key in names})], off)
+        yield from keys.follow([replace(row, keys={key: () for key in row.keys if key in names})], off)

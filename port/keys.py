@@ -1,4 +1,4 @@
-"""Go through a section of a ported file: read its values, and record for each key what it became.
+"""The keys of a section of a ported file: read their values, and state what each becomes.
 
 data/dialects.json lists the keys that the tools know, with types and defaults. scripts/dialects.py makes it.
 """
@@ -16,11 +16,13 @@ from textwrap import dedent
 from typing import Any
 
 from recipec.compiler.wording import listing
-from recipec.port.ledger import Ledger
+from recipec.port.engine import Says, Statement, Verb, record
+from recipec.port.ledger import Ledger, Verdict
 from recipec.port.refusals import E1160, E1180
 from recipec.port.source import MISSING, Source
 from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
+from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.validate import shown
 
 TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
@@ -223,114 +225,110 @@ class Keys:
             return found
         return self._wrong(key, listing(known, "or"))
 
-    def say(self, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> None:
-        """Record what a key became: exact, approximated if there is a note, its default if it is absent."""
-        path = self.prefix + key
-        if key in self.said:
-            self._set(sets)
-        elif self.given(key):
-            if note:
-                self.ledger.approximated(self.source, path, sets or {}, note)
-            else:
-                self.ledger.exact(self.source, path, sets)
-        elif self.stands(key):
-            self.ledger.exact(
-                self.source, path, sets, f"null: the same as without the key{note and '; ' + note}"
-            )
-        elif sets:
-            whose = f"{self.tool}'s default"
-            self.ledger.defaulted(path, self.value(key), sets, f"{whose}; {note}" if note else whose)
-        self.said.add(key)
+    def say(self, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> Statement:
+        """State what a key becomes: exact, approximated if there is a note, its default if it is absent."""
+        return Statement(self, Verb.GETS, key, sets or {}, note)
 
-    def same(self, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> None:
-        """Record that a key of the file means the same here. The note is additional information."""
-        if key not in self.said and self.stands(key):
-            self.ledger.exact(self.source, self.prefix + key, sets, note)
-        elif sets:
-            self.say(key, sets)
-        self.said.add(key)
+    def same(self, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> Statement:
+        """State that a key of the file means the same here. The note is additional information."""
+        return Statement(self, Verb.SAME, key, sets or {}, note)
 
-    def default(self, key: str, value: Any, sets: Mapping[str, Any], note: str = "") -> None:
-        """Record a key whose default the tool computes. The default applies if the key has no value."""
-        note = note or f"{self.tool}'s default"
-        if key in self.said or self.given(key):
-            self.say(key, sets)
-        elif self.stands(key):
-            self.ledger.exact(
-                self.source, self.prefix + key, sets, f"null: the same as without the key; {note}"
-            )
-        else:
-            self.ledger.defaulted(self.prefix + key, value, sets, note)
-        self.said.add(key)
+    def default(self, key: str, value: Any, sets: Mapping[str, Any], note: str = "") -> Statement:
+        """State a key whose default the tool computes. The default applies if the key has no value."""
+        return Statement(self, Verb.DEFAULT, key, sets, note, value)
 
-    def passive(self, keys: Iterable[str], note: str) -> None:
-        """Record keys that do not affect the run's numbers here. The note says why."""
+    def passive(self, keys: Iterable[str], note: str) -> Says:
+        """State that keys do not affect the run's numbers here. The note says why."""
         for key in keys:
-            self.same(key, note=note)
+            yield self.same(key, note=note)
 
-    def unused(self, keys: Iterable[str], note: str) -> None:
-        """Record keys that the source's run does not read. The note says why."""
+    def unused(self, keys: Iterable[str], note: str) -> Says:
+        """State that the source's run does not read keys. The note says why."""
         for key in keys:
-            if key not in self.said and self.stands(key):
-                self.ledger.unused(self.source, self.prefix + key, note)
-            self.said.add(key)
+            yield Statement(self, Verb.UNUSED, key, note=note)
 
-    def unless(self, key: str, idle: Iterable[Any], note: str) -> None:
-        """Record a key without a counterpart, unless its value is in `idle`. The note says what changes."""
-        if self._switched_on(key, idle):
-            self.ledger.unsupported(self.source, self.prefix + key, note)
-            self.said.add(key)
+    def unless(self, key: str, idle: Iterable[Any], note: str) -> Statement:
+        """State that a key has no counterpart, unless its value is in `idle`. The note says what changes."""
+        return Statement(self, Verb.UNLESS, key, note=note, idle=tuple(idle))
 
-    def learned(self, key: str, idle: Iterable[Any], note: str) -> None:
+    def learned(self, key: str, idle: Iterable[Any], note: str) -> Statement:
         """Refuse a key without a counterpart that changes what is learned, unless its value is in `idle`.
 
         Such keys change the loss, which parameters are trained, where they start, how they are updated, or
         what the model computes. Without the key the run would learn something else, so this is an error.
         """
-        if self._switched_on(key, idle):
-            name = self.prefix + key
-            help = (
-                f"--set {name}=null ports the run without it; --partial writes the recipe, and its "
-                "first line says that it is partial"
-            )
-            self.refuse(key, E1180, f"`{name}` changes what is learned: {note}", help)
+        name = self.prefix + key
+        help = (
+            f"--set {name}=null ports the run without it; --partial writes the recipe, and its "
+            "first line says that it is partial"
+        )
+        refusal = (E1180, f"`{name}` changes what is learned: {note}", help)
+        return Statement(self, Verb.LEARNED, key, idle=tuple(idle), refusal=refusal)
 
-    def anew(self, key: str, idle: Iterable[Any]) -> None:
+    def anew(self, key: str, idle: Iterable[Any]) -> Statement:
         """Refuse a key that starts the run from new weights, unless its value is in `idle`."""
-        if self._switched_on(key, idle):
-            name = self.prefix + key
-            self.refuse(key, *pretraining(f"--set {name}=null starts from the checkpoint's weights"))
+        refusal = pretraining(f"--set {self.prefix}{key}=null starts from the checkpoint's weights")
+        return Statement(self, Verb.ANEW, key, idle=tuple(idle), refusal=refusal)
 
-    def _switched_on(self, key: str, idle: Iterable[Any]) -> bool:
-        if key in self.said or not self.stands(key):
-            return False
-        value = self.value(key)
-        if not self.given(key) or any(value is one or value == one for one in idle):
-            self.same(key, note="off")
-            return False
-        return True
-
-    def refuse(self, key: str, code: Code, message: str, help: str) -> None:
+    def refuse(self, key: str, code: Code, message: str, help: str) -> Statement:
         """Refuse a key that the run cannot do without."""
-        if key not in self.said:
-            self.ledger.refused(self.source, self.prefix + key, code, message, help)
-        self.said.add(key)
+        return Statement(self, Verb.REFUSED, key, refusal=(code, message, help))
 
-    def mappings(self, names: Iterable[str]) -> None:
-        """Record empty sections, and refuse those that are no mappings. The rest is recorded by key."""
+    def differs(self, key: str, sets: Mapping[str, Any], note: str) -> Statement:
+        """State that a key of the file is approximated, even if its value is null."""
+        return Statement(self, Verb.DIFFERS, key, sets, note)
+
+    def covered(self, key: str) -> Statement:
+        """State that what is said of the section that a key is in covers the key."""
+        return Statement(self, Verb.COVERED, key)
+
+    def withdraw(self, key: str) -> Statement:
+        """Take back what was said of a key, for another statement."""
+        return Statement(self, Verb.WITHDRAWN, key)
+
+    def defaulted(self, key: str, value: Any, sets: Mapping[str, Any], note: str) -> Statement:
+        """State a default of the tool under a name that is no key of the section."""
+        return Statement(self, Verb.DEFAULTED, key, sets, note, value)
+
+    def sets(self, path: str, value: Any, comment: str = "") -> Statement:
+        """Set a value of the recipe that several keys decide. Those keys have statements of their own."""
+        return Statement(self, Verb.SETS, path, note=comment, value=value)
+
+    def amend(self, path: str, verdict: Verdict, note: str) -> Statement:
+        """Add a note to the keys that set a path of the recipe. The more severe verdict holds."""
+        return Statement(self, Verb.AMENDS, path, note=note, value=verdict)
+
+    def moves(self, path: str, to: str) -> Statement:
+        """State that the keys which set a path of the recipe set another path instead."""
+        return Statement(self, Verb.MOVES, path, value=to)
+
+    def means(self, rows: int) -> Statement:
+        """State how many rows a micro-batch's mean is over, if not the rows of one device."""
+        return Statement(self, Verb.MEANS, value=rows)
+
+    def warn(self, warning: Diagnostic) -> Statement:
+        """Add a warning about what the recipe does with the file's values."""
+        return Statement(self, Verb.WARNS, value=warning)
+
+    def file(self, name: str, text: str) -> Statement:
+        """Write a file next to the recipe, for data.transform."""
+        return Statement(self, Verb.FILE, name, value=text)
+
+    def mappings(self, names: Iterable[str]) -> Says:
+        """State what empty sections are, and refuse those that are no mappings. Other keys are in them."""
         for name in names:
             found = self.source.get(self.prefix + name)
             if found is MISSING or name in self.said or (isinstance(found, dict) and found):
                 continue
             if not found and found is not False:
-                self.same(name, note="empty: the same as without the key")
+                yield self.same(name, note="empty: the same as without the key")
             else:
-                self.refuse(
+                yield self.refuse(
                     name, E1160, f"{name} is not a mapping of keys", f"write the keys of {name} below it"
                 )
 
-    def follow(self, rows: Iterable[Row], off: tuple[Any, ...] = ()) -> None:
-        """Record what the rows of a table say of their keys, by verdict:
+    def follow(self, rows: Iterable[Row], off: tuple[Any, ...] = ()) -> Says:
+        """State what the rows of a table say of their keys, by verdict:
 
             exact       they mean the same, or affect no number
             unused      the source's run does not read them
@@ -350,37 +348,35 @@ class Keys:
                 keys = self.below(section) if section else self
                 match row.verdict:
                     case "exact":
-                        keys.same(key, note=row.note)
+                        yield keys.same(key, note=row.note)
                     case "unused":
-                        keys.unused((key,), row.note)
+                        yield from keys.unused((key,), row.note)
                     case "lost":
-                        keys.unless(key, (*off, *idle), row.note)
+                        yield keys.unless(key, (*off, *idle), row.note)
                     case "learned":
-                        keys.learned(key, (*off, *idle), row.note)
+                        yield keys.learned(key, (*off, *idle), row.note)
                     case "anew":
-                        keys.anew(key, (*off, *idle))
+                        yield keys.anew(key, (*off, *idle))
                     case "switch":
                         target, equals, value = row.target.partition("=")
                         made = {target: value if equals else True}
-                        keys.same(key, made if keys.flag(key) else None, row.note)
+                        yield keys.same(key, made if keys.flag(key) else None, row.note)
                     case "setting" if keys.given(row.target) and keys.value(row.target) not in off:
-                        keys.unless(key, (), f"a setting of {row.target}, which recipec does not have")
+                        yield keys.unless(key, (), f"a setting of {row.target}, which recipec does not have")
                     case "setting":
-                        keys.same(key, note=f"it has no effect without {row.target}")
+                        yield keys.same(key, note=f"it has no effect without {row.target}")
                     case kind:
-                        keys.say(key, {row.target: getattr(keys, kind)(key)}, row.note)
-
-    def _set(self, sets: Mapping[str, Any] | None) -> None:
-        for path, made in (sets or {}).items():
-            self.ledger.set(path, made)
+                        yield keys.say(key, {row.target: getattr(keys, kind)(key)}, row.note)
 
     def _wrong(self, key: str, what: str) -> Any:
         found = self.source.get(self.prefix + key)
         name = (self.prefix + key).rpartition(".")[2]
         default = self.defaults.get(key)
         way = f"{name}: {_plain(default)}" if default is not None else "correct the value, or remove the key"
-        self.refuse(
-            key, E1160, f"`{self.prefix}{key}` must be {what} in {self.tool}, not {shown(found)}", way
+        record(
+            self.refuse(
+                key, E1160, f"`{self.prefix}{key}` must be {what} in {self.tool}, not {shown(found)}", way
+            )
         )
         return default
 

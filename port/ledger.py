@@ -139,6 +139,20 @@ class Ledger:
         """Set a value of the recipe that depends on several keys. Those keys are recorded separately."""
         self.lines[path] = Line(value, comment)
 
+    def amend(self, path: str, verdict: Verdict, note: str) -> None:
+        """Add a note to the keys that set a path of the recipe. The more severe verdict holds."""
+        for index, finding in enumerate(self.findings):
+            if path in finding.recipe:
+                self.findings[index] = finding.joined(verdict, (), note)
+
+    def move(self, path: str, to: str) -> None:
+        """Take a path out of the recipe; the keys that set it set another path instead."""
+        if self.lines.pop(path, None) is not None:
+            self.findings = [
+                replace(finding, recipe=tuple(to if each == path else each for each in finding.recipe))
+                for finding in self.findings
+            ]
+
     def value(self, path: str, default: Any = None) -> Any:
         """Return a value of the recipe that was set before."""
         line = self.lines.get(path)

@@ -111,24 +111,17 @@ def tell(ledger: Ledger, before: Batch) -> None:
         means = ledger.value("train.loss_normalization") == "micro_batches"
         differs = means and micro * way.fsdp != (ledger.means or before.micro)
         note = f"{product}; {OTHER_ROWS}" if differs else product
-        amend(ledger, MICRO, Verdict.APPROXIMATED if differs else Verdict.EXACT, note)
+        ledger.amend(MICRO, Verdict.APPROXIMATED if differs else Verdict.EXACT, note)
         if differs:
             _comment(ledger, MICRO, OTHER_ROWS)
         return
     why = f"the source has {before.rows}, which no mesh of these devices can split"
     _comment(ledger, ROWS, why)
-    amend(ledger, ROWS, Verdict.APPROXIMATED, f"{why}; {product}")
+    ledger.amend(ROWS, Verdict.APPROXIMATED, f"{why}; {product}")
     place = next((f.span for f in ledger.findings if ROWS in f.recipe and f.span), None)
     message = f"an optimizer step takes {plural(rows, 'row')} instead of {before.rows}"
     help = "choose an --accelerator whose number of devices divides the rows"
     ledger.diagnostics.append(Diagnostic(W1116, message, ROWS, help, place))
-
-
-def amend(ledger: Ledger, path: str, verdict: Verdict, note: str) -> None:
-    """Add a note to the findings on the keys that set a path of the recipe. The more severe verdict holds."""
-    for index, finding in enumerate(ledger.findings):
-        if path in finding.recipe:
-            ledger.findings[index] = finding.joined(verdict, (), note)
 
 
 def _comment(ledger: Ledger, path: str, comment: str) -> None:

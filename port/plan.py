@@ -12,7 +12,7 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.results import Point, Search
 from recipec.compiler.wording import plural
 from recipec.port.ledger import Ledger, Verdict
-from recipec.port.mesh import MICRO, amend
+from recipec.port.mesh import MICRO
 from recipec.port.port import Asked, Ported, finish, in_place
 from recipec.port.read import Tree, parse_yaml
 from recipec.spec.codes import Code
@@ -91,5 +91,5 @@ def _take(ledger: Ledger, choice: Choice) -> None:
         changes[path] = parse_yaml(Tree(text, "--plan"))
     for path, value in changes.items():
         if path == MICRO:
-            amend(ledger, MICRO, Verdict.EXACT, f"{value} instead of {ledger.value(MICRO)}: {choice.note}")
+            ledger.amend(MICRO, Verdict.EXACT, f"{value} instead of {ledger.value(MICRO)}: {choice.note}")
         ledger.set(path, value, choice.note)

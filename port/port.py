@@ -23,10 +23,11 @@ from recipec.compiler.lowering.sources import escapes
 from recipec.port import dialects, mesh
 from recipec.port.commands import is_command, read_command
 from recipec.port.dialects import Module
+from recipec.port.engine import run
 from recipec.port.keys import words
 from recipec.port.ledger import Finding, Ledger, Verdict, prefixes
 from recipec.port.meaning.models import HUB_ID, way_out
-from recipec.port.mesh import E1111, amend
+from recipec.port.mesh import E1111
 from recipec.port.python_source import SUFFIXES, read_script
 from recipec.port.read import read
 from recipec.port.recognize import Recognized, recognize, role_of, say_unread
@@ -176,7 +177,7 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
         ledger, used = _ledger(sources, dialect, asked, free)
         refused = [*ledger.diagnostics]
         made.read += older_beside(ledger, dialect.NAME)
-        dialect.port(ledger)
+        run(dialect.rules(ledger))
     except Refused as stop:
         made.diagnostics = in_order([*found, stop.diagnostic])
         return made
@@ -341,11 +342,11 @@ def _without_bearing(sources: Sources, dialect: Module, asked: Asked) -> Free:
     notes = {(each.file, each.key): each.note for each, said in refused if said.code != E1108}
     if not notes:
         return {}
-    dialect.port(bare)
+    run(dialect.rules(bare))
     free: dict[tuple[str, str], str] = {}
     for at in list(notes)[:MOST_TRIED]:
         tried, _ = _ledger(sources, dialect, asked, {at: ""})
-        dialect.port(tried)
+        run(dialect.rules(tried))
         if tried.lines == bare.lines and len(tried.diagnostics) < len(bare.diagnostics):
             free[at] = notes[at]
     return free
@@ -571,7 +572,7 @@ def _placed(ledger: Ledger, folder: Path) -> None:
         if made != given:
             ledger.set(path, made, "; ".join(filter(None, (ledger.lines[path].comment, note))))
         if note:
-            amend(ledger, path, Verdict.EXACT, note)
+            ledger.amend(path, Verdict.EXACT, note)
 
 
 def _below(text: str, folder: Path) -> str:

@@ -4,8 +4,8 @@ A dialect module has:
     NAME        its name for --from, "axolotl"
     TITLE       its name in messages, "Axolotl"
     MARKS       keys that distinguish it from the others; the tool with the most of them in a file is chosen
-    port(ledger)    goes through ledger.sources and records what every key became; raises Refused if the file
-                    cannot be ported at all
+    rules(ledger)   yields what every key of ledger.sources becomes, see engine.py; raises Refused if the
+                    file cannot be ported at all
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, cast
 
+from recipec.port.engine import Says
 from recipec.port.ledger import Ledger
 
 
@@ -25,7 +26,7 @@ class Module(Protocol):
     TITLE: str
     MARKS: Collection[str]
 
-    def port(self, ledger: Ledger) -> None: ...
+    def rules(self, ledger: Ledger) -> Says: ...
 
 
 @dataclass(frozen=True)

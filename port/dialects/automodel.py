@@ -7,6 +7,7 @@ from typing import Any
 
 from recipec.compiler.catalog import Model
 from recipec.port.common import say_common
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys, defaults_of, pretraining, table, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import (
@@ -124,88 +125,92 @@ def convert(row):
 '''
 
 
-def port(ledger: Ledger) -> None:
+def rules(ledger: Ledger) -> Says:
     """Record what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE)
     names = ("model", "peft", "step_scheduler", "optimizer", "lr_scheduler", "dataset", "distributed")
-    keys.mappings((*names, "packed_sequence", "loss_fn", "quantization", "clip_grad_norm"))
+    yield from keys.mappings((*names, "packed_sequence", "loss_fn", "quantization", "clip_grad_norm"))
     kind = str(keys.value("recipe") or "")
     kind = str(keys.source.get("recipe._target_", kind))
     if kind and not kind.endswith("TrainFinetuneRecipeForNextTokenPrediction"):
         message = (
             f"the recipe {kind.rpartition('.')[2]} has no counterpart: recipec fine-tunes language models"
         )
-        keys.refuse("recipe", E1149, message, "recipe: TrainFinetuneRecipeForNextTokenPrediction")
+        yield keys.refuse("recipe", E1149, message, "recipe: TrainFinetuneRecipeForNextTokenPrediction")
     model = keys.below("model", {"torch_dtype": "auto"})
     quantization = keys.below("quantization")
-    named = _model(model, quantization.flag("load_in_4bit") or quantization.flag("load_in_8bit"))
+    named = yield from _model(model, quantization.flag("load_in_4bit") or quantization.flag("load_in_8bit"))
     lora = keys.given("peft")
-    _lora(keys, named)
-    _data(keys, named)
-    _steps(keys.below("step_scheduler", {**defaults_of(NAME, "step_scheduler"), "global_batch_size": 32}))
-    _optimizer(keys)
-    _qat(keys, lora)
-    _rest(keys, model, lora)
-    training.directory(keys.below("checkpoint"), "checkpoint_dir")
-    keys.follow(KEYS)
+    yield from _lora(keys, named)
+    yield from _data(keys, named)
+    yield from _steps(
+        keys.below("step_scheduler", {**defaults_of(NAME, "step_scheduler"), "global_batch_size": 32})
+    )
+    yield from _optimizer(keys)
+    yield from _qat(keys, lora)
+    yield from _rest(keys, model, lora)
+    yield from training.directory(keys.below("checkpoint"), "checkpoint_dir")
+    yield from keys.follow(KEYS)
     for each in (model, keys.below("peft")):
-        say_common(each, NAME, training.OFF)
+        yield from say_common(each, NAME, training.OFF)
 
 
 SCALES = "recipec's scales are float32; NeMo AutoModel's are bfloat16, and change a few codes"
 
 
-def _qat(keys: Keys, lora: bool) -> None:
+def _qat(keys: Keys, lora: bool) -> Says:
     """Record quantization-aware training, which rounds every torch.nn.Linear of the model."""
     section = keys.below("qat")
     if not section.flag("enabled"):
-        keys.passive(("qat",), "off")
+        yield from keys.passive(("qat",), "off")
         return
     key = "qat_config" if section.given("qat_config") else "quantizer"
     settings = section.below(key, {"quantizer_type": "int8_dynact_int4weight"})
     kind = settings.text("quantizer_type")
     if lora:
-        section.refuse("enabled", E1145, "NeMo AutoModel stops at qat with peft", "qat: {enabled: false}")
+        yield section.refuse(
+            "enabled", E1145, "NeMo AutoModel stops at qat with peft", "qat: {enabled: false}"
+        )
         return
     if not section.given(key) or kind != "int8_dynact_int4weight":
         other = kind if section.given(key) else "a missing qat_config"
         note = f"recipec rounds as int8_dynact_int4weight does, not as {other}"
-        keys.learned("qat", (), note)
+        yield keys.learned("qat", (), note)
         return
-    section.same("enabled")
+    yield section.same("enabled")
     # The fused loss reads the head's weight, and does not round it.
     head = "FusedLinear" not in str(keys.source.get("loss_fn._target_", ""))
-    settings.say("quantizer_type", rounding.rounds(head, rounding.SYMMETRIC), SCALES)
-    settings.same("_target_", note="the class of the settings")
-    rounding.say_group(settings, "groupsize", 256)
-    settings.passive(("precision",), "the type of the model")
-    settings.passive(("padding_allowed",), "all inputs are whole groups")
-    settings.same("scales_precision", note="part of quantizer_type")
-    rounding.say_later(section, from_zero=True)
+    yield settings.say("quantizer_type", rounding.rounds(head, rounding.SYMMETRIC), SCALES)
+    yield settings.same("_target_", note="the class of the settings")
+    yield from rounding.say_group(settings, "groupsize", 256)
+    yield from settings.passive(("precision",), "the type of the model")
+    yield from settings.passive(("padding_allowed",), "all inputs are whole groups")
+    yield settings.same("scales_precision", note="part of quantizer_type")
+    yield from rounding.say_later(section, from_zero=True)
 
 
-def _model(keys: Keys, quantized: bool) -> Named | None:
+def _model(keys: Keys, quantized: bool) -> Rule[Named | None]:
     """Record which model is trained."""
     target = str(keys.value("_target_") or "NeMoAutoModelForCausalLM.from_pretrained")
     kind, _, method = target.rpartition(".")
     if not kind.endswith("NeMoAutoModelForCausalLM") or method not in ("from_pretrained", "from_config"):
         code = E1150 if "Image" in kind or "Multimodal" in kind else E1149
         message = f"{kind.rpartition('.')[2]} has no counterpart: recipec trains language models"
-        keys.refuse("_target_", code, message, "NeMoAutoModelForCausalLM.from_pretrained")
+        yield keys.refuse("_target_", code, message, "NeMoAutoModelForCausalLM.from_pretrained")
     elif method == "from_config" and (anew := _anew(keys)):
-        keys.refuse("_target_", *pretraining(anew))
-    keys.same("_target_", note="a language model of the Hugging Face Hub")
-    models.say_flash(keys)
+        yield keys.refuse("_target_", *pretraining(anew))
+    yield keys.same("_target_", note="a language model of the Hugging Face Hub")
+    yield from models.say_flash(keys)
     if method == "from_config":
-        named = _configured(keys)
+        named = yield from _configured(keys)
     else:
-        named = models.say_model(keys, "pretrained_model_name_or_path", "revision")
-        _config(keys, "config", named, keys.text("pretrained_model_name_or_path"))
-    _config(keys, "text_config", named)
+        named = yield from models.say_model(keys, "pretrained_model_name_or_path", "revision")
+        yield from _config(keys, "config", named, keys.text("pretrained_model_name_or_path"))
+    yield from _config(keys, "text_config", named)
     if not keys.flag("force_hf") and not quantized:
-        _predictions(keys, named.model if named else None)
+        yield from _predictions(keys, named.model if named else None)
     for each in (keys, keys.below("config"), keys.below("text_config")):
-        each.passive(PREDICTIONS, "no loss of layers that predict further tokens is added")
+        yield from each.passive(PREDICTIONS, "no loss of layers that predict further tokens is added")
     return named
 
 
@@ -233,42 +238,42 @@ def _anew(keys: Keys) -> str:
     return "" if keys.flag("load_base_model") else f"--set model.load_base_model=true starts from {base[1]}"
 
 
-def _configured(keys: Keys) -> Named | None:
+def _configured(keys: Keys) -> Rule[Named | None]:
     """Record the model of from_config: its name is below model.config."""
     base = _base(keys)
     if base is None:
-        keys.passive(("config", "load_base_model"), "the sizes of a model with new weights")
+        yield from keys.passive(("config", "load_base_model"), "the sizes of a model with new weights")
         return None
     key, name = base
     section, _, last = key.rpartition(".")
     place = keys.below(section) if section else keys
-    named = models.say_model(place, last, "revision")
-    keys.same("load_base_model", note="whether the published weights are loaded")
-    _config(keys, "config", named, name)
+    named = yield from models.say_model(place, last, "revision")
+    yield keys.same("load_base_model", note="whether the published weights are loaded")
+    yield from _config(keys, "config", named, name)
     return named
 
 
-def _config(keys: Keys, name: str, named: Named | None, weights: str | None = None) -> None:
+def _config(keys: Keys, name: str, named: Named | None, weights: str | None = None) -> Says:
     """Record the keys of config.json that a section replaces: recipec keeps the published ones."""
     found = keys.value(name)
     if not isinstance(found, dict):
-        keys.learned(name, (), "recipec uses config.json unchanged")
+        yield keys.learned(name, (), "recipec uses config.json unchanged")
         return
     own = keys.below(name)
-    own.follow(OF_CONFIG)
+    yield from own.follow(OF_CONFIG)
     for key in ("pretrained_model_name_or_path", "name_or_path"):
         if own.value(key) != weights:
-            own.learned(key, (), f"NeMo AutoModel loads the weights of {weights} into another model")
-        own.same(key, note="the model's name")
+            yield own.learned(key, (), f"NeMo AutoModel loads the weights of {weights} into another model")
+        yield own.same(key, note="the model's name")
     published = named.model.config if named and named.model else {}
     inner = published.get("text_config") or {}
     for key in found:
         if key not in PREDICTIONS:
             idle = [each[key] for each in (inner, published) if key in each][:1]
-            own.learned(key, idle, "recipec uses config.json unchanged")
+            yield own.learned(key, idle, "recipec uses config.json unchanged")
 
 
-def _predictions(keys: Keys, model: Model | None) -> None:
+def _predictions(keys: Keys, model: Model | None) -> Says:
     """Refuse layers that predict further tokens, where NeMo AutoModel trains them.
 
     Their loss is added to that of the next token, and its gradients reach all layers of the model, the
@@ -286,7 +291,7 @@ def _predictions(keys: Keys, model: Model | None) -> None:
         f"`{place.prefix}{key}` changes what is learned: NeMo AutoModel adds the loss of layers that predict "
         "further tokens, which trains the whole model; recipec's loss is only that of the next token"
     )
-    place.refuse(key, E1180, message, f"--set {place.prefix}{key}=0 ports the run without these layers")
+    yield place.refuse(key, E1180, message, f"--set {place.prefix}{key}=0 ports the run without these layers")
 
 
 def _predicts(model: Model) -> bool:
@@ -312,16 +317,16 @@ def _linear(model: Model | None) -> str:
     return rf"(?!(.*\.)?{re.escape(model.family.names.embedding)}$).*"
 
 
-def _lora(keys: Keys, named: Named | None) -> None:
+def _lora(keys: Keys, named: Named | None) -> Says:
     peft, quantized = keys.below("peft", defaults_of(NAME, "peft")), keys.below("quantization")
     bits = 4 if quantized.flag("load_in_4bit") else 8 if quantized.flag("load_in_8bit") else None
     key = "load_in_4bit" if bits == 4 else "load_in_8bit"
     if not keys.given("peft"):
-        keys.ledger.set("lora", None, "full fine-tuning: the file has no peft section")
-        adapters.refuse_quantized(quantized, key, "add peft, or remove quantization")
+        yield keys.sets("lora", None, "full fine-tuning: the file has no peft section")
+        yield from adapters.refuse_quantized(quantized, key, "add peft, or remove quantization")
     else:
-        peft.same("_target_", note="it adds the lora section")
-        peft.follow(OF_LORA)
+        yield peft.same("_target_", note="it adds the lora section")
+        yield from peft.follow(OF_LORA)
         targets, exclude = peft.listed("target_modules"), peft.listed("exclude_modules")
         every = peft.flag("match_all_linear") or (exclude and not targets)
         name = (
@@ -336,17 +341,19 @@ def _lora(keys: Keys, named: Named | None) -> None:
         model = named.model if named else None
         spec = _linear(model) if every else _pattern(targets or ["*_proj"])
         without = _pattern(exclude) if exclude else None
-        chosen = adapters.say_targets(peft, name, model, spec, exclude=without)
-        peft.passive(("target_modules", "exclude_modules", "match_all_linear"), "part of lora.targets")
+        chosen = yield from adapters.say_targets(peft, name, model, spec, exclude=without)
+        yield from peft.passive(
+            ("target_modules", "exclude_modules", "match_all_linear"), "part of lora.targets"
+        )
         dropout = peft.number("dropout") or 0.0
         after = dropout and str(peft.value("dropout_position")) == "post"
-        peft.say("dropout", {"lora.dropout": dropout}, DROPPED if after else "")
-        peft.same("dropout_position", note="where dropout is applied")
+        yield peft.say("dropout", {"lora.dropout": dropout}, DROPPED if after else "")
+        yield peft.same("dropout_position", note="where dropout is applied")
         uniform = str(peft.value("lora_A_init")) != "xavier"
-        peft.say("lora_A_init", {"lora.init": "peft"}, "" if uniform else NORMAL)
+        yield peft.say("lora_A_init", {"lora.init": "peft"}, "" if uniform else NORMAL)
         dtype = str(peft.value("lora_dtype") or "bfloat16").removeprefix("torch.")
-        peft.say("lora_dtype", {"lora.dtype": "float32" if dtype == "float32" else "bfloat16"})
-        keys.ledger.set(
+        yield peft.say("lora_dtype", {"lora.dtype": "float32" if dtype == "float32" else "bfloat16"})
+        yield keys.sets(
             "lora.dtype",
             "float32" if dtype == "float32" else "bfloat16",
             "the base model's type, as in the tool",
@@ -357,8 +364,8 @@ def _lora(keys: Keys, named: Named | None) -> None:
             made = adapters.quantized(
                 bits, code if code in ("nf4", "fp4") else "nf4", nested, experts.has_experts(model)
             )
-            quantized.say(key, {"lora.quantize": made.value}, made.note)
-    quantized.passive(
+            yield quantized.say(key, {"lora.quantize": made.value}, made.note)
+    yield from quantized.passive(
         (*OF_QUANTIZED, "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_storage"), "part of lora.quantize"
     )
 
@@ -367,57 +374,60 @@ CUTS = (True, "longest_first", "only_first")
 """The values of `truncation` at which samples are truncated to seq_length."""
 
 
-def _data(keys: Keys, named: Named | None) -> None:
+def _data(keys: Keys, named: Named | None) -> Says:
     section = keys.below("dataset")
-    what = _rows(section, named)
-    if what is not None and (made := _source(section)) is not None:
-        keys.ledger.set("data.train", [made])
-    rows.say(section, "_target_", [what] if what is not None else [])
-    section.same("_target_", note="it affects how rows are read")
+    what = yield from _rows(section, named)
+    if what is not None and (made := (yield from _source(section))) is not None:
+        yield keys.sets("data.train", [made])
+    yield from rows.say(section, "_target_", [what] if what is not None else [])
+    yield section.same("_target_", note="it affects how rows are read")
     if what is not None and keys.given("step_scheduler") and keys.value("validation_dataset"):
         held = keys.below("validation_dataset")
-        if held.value("_target_") == section.value("_target_") and (made := _source(held)) is not None:
-            keys.ledger.set("data.eval", [made])
-        held.follow(OF_DATA)
-        held.passive(
+        if (
+            held.value("_target_") == section.value("_target_")
+            and (made := (yield from _source(held))) is not None
+        ):
+            yield keys.sets("data.eval", [made])
+        yield from held.follow(OF_DATA)
+        yield from held.passive(
             ("_target_", "chat_template", "column_mapping", "answer_only_loss_mask"), "the same as in dataset"
         )
-        held.passive(("mask_history", "use_hf_chat_template"), "the same as in dataset")
+        yield from held.passive(("mask_history", "use_hf_chat_template"), "the same as in dataset")
     packed = keys.below("packed_sequence", {"packed_sequence_size": 0})
     size = packed.integer("packed_sequence_size") or 0
-    packed.say("packed_sequence_size", {"data.packing": size > 0})
+    yield packed.say("packed_sequence_size", {"data.packing": size > 0})
     if size:
         neat = packed.value("packing_strategy") == "neat"
         stops = neat and packed.given("drop_long_samples") and not packed.flag("drop_long_samples")
         sets = {"data.max_length": size, "data.overlong": "error" if stops else "drop"}
-        packed.say("packed_sequence_size", sets)
+        yield packed.say("packed_sequence_size", sets)
         cut = section.integer("seq_length") if section.value("truncation") in CUTS else None
         if cut == size:
-            section.same("seq_length", {"data.overlong": "truncate"}, "samples are truncated to a row")
+            yield section.same("seq_length", {"data.overlong": "truncate"}, "samples are truncated to a row")
         elif cut and cut < size:
-            section.unless("seq_length", (), f"recipec truncates no sample of a row of {size} tokens")
-        section.same("seq_length", note="the length of a row is packed_sequence_size")
+            yield section.unless("seq_length", (), f"recipec truncates no sample of a row of {size} tokens")
+        yield section.same("seq_length", note="the length of a row is packed_sequence_size")
     elif section.value("truncation") in CUTS:
-        datasets.length(section, "seq_length")
+        yield from datasets.length(section, "seq_length")
     else:
         sets = {
             "data.max_length": section.integer("seq_length") or datasets.unlimited(section),
             "data.overlong": "error",
         }
-        section.default(
+        yield section.default(
             "truncation", False, sets, "NeMo AutoModel truncates nothing; recipec stops at a longer sample"
         )
-    packed.passive(
+    yield from packed.passive(
         ("split_across_pack", "max_packs", "packing_strategy", "drop_long_samples"),
         "it affects how samples fill a row",
     )
-    section.follow(OF_DATA)
+    yield from section.follow(OF_DATA)
     shuffle = keys.source.get("dataloader.shuffle", True)
     seed = keys.integer("seed") if keys.given("seed") else keys.source.get("rng.seed", 42)
-    keys.ledger.set("data.shuffle_seed", (seed if isinstance(seed, int) else 42) if shuffle else None)
+    yield keys.sets("data.shuffle_seed", (seed if isinstance(seed, int) else 42) if shuffle else None)
 
 
-def _source(keys: Keys) -> Any:
+def _source(keys: Keys) -> Rule[Any]:
     name = next(
         (k for k in ("path_or_dataset_id", "path_or_dataset", "dataset_name") if keys.given(k)),
         "dataset_name",
@@ -425,175 +435,183 @@ def _source(keys: Keys) -> Any:
     text = keys.text(name) or ("squad" if "squad" in str(keys.value("_target_")) else None)
     place = datasets.place(text) if text else datasets.Place(None, "it has no name")
     if place.path is None:
-        keys.refuse(name, E1143, f"recipec cannot read this source: {place.note}", f"{name}: OWNER/NAME")
+        yield keys.refuse(
+            name, E1143, f"recipec cannot read this source: {place.note}", f"{name}: OWNER/NAME"
+        )
         return None
     hub = place.path.startswith("hf://")
     split = keys.text("split") if hub else None
     limits = ("limit_dataset_samples", "num_samples_limit")
     limit = next((keys.integer(key) for key in limits if keys.given(key)), None)
-    keys.same(name, note="part of data.train")
+    yield keys.same(name, note="part of data.train")
     return datasets.source(
         place.path, split if split != "train" else None, keys.text("name") if hub else None, limit
     )
 
 
-def _rows(keys: Keys, named: Named | None) -> Rows | None:
+def _rows(keys: Keys, named: Named | None) -> Rule[Rows | None]:
     """Return what a class of data sets makes of a row, or None after an error."""
     kind = str(keys.value("_target_") or "").rpartition(".")[2]
     model = named.model if named else None
     chats = model is None or model.chat is not False or keys.given("chat_template")
     template = keys.text("chat_template")
-    keys.same("chat_template", {"data.chat_template": template} if template else None, "the tokenizer's own")
-    ledger = keys.ledger
+    yield keys.same(
+        "chat_template", {"data.chat_template": template} if template else None, "the tokenizer's own"
+    )
     if kind == "ChatDataset":
         last = keys.flag("mask_history")
-        keys.say("mask_history", {"data.loss_on": "last_assistant" if last else "assistant"})
-        ledger.set(
+        yield keys.say("mask_history", {"data.loss_on": "last_assistant" if last else "assistant"})
+        yield keys.sets(
             "data.loss_on", "last_assistant" if last else "assistant", "the loss covers the assistant's turns"
         )
         if model is not None and not template:
-            templates.say_own(ledger, model)
+            yield from templates.say_own(keys, model)
         return Rows("chat")
     whole = keys.value("answer_only_loss_mask") is False
     if kind == "make_squad_dataset":
         text = SQUAD_ROWS.replace("MADE_prompt", "instruction" if chats else "prompt")
         text = text.replace("MADE_answer", "output" if chats else "completion")
-        ledger.set("data.loss_on", "completion", "the loss covers only the answer")
+        yield keys.sets("data.loss_on", "completion", "the loss covers only the answer")
         return Rows("instruction" if chats else "prompt_completion", transform=text)
     if kind == "HellaSwag":
-        ledger.set("data.loss_on", "completion", "the loss covers only the ending")
+        yield keys.sets("data.loss_on", "completion", "the loss covers only the ending")
         note = "recipec also trains on the end-of-text token after the ending"
         return Rows("prompt_completion", transform=HELLASWAG_ROWS, note=note)
     mapping = keys.mapping("column_mapping")
     if kind == "ColumnMappedTextInstructionDataset" and isinstance(mapping.get("answer"), str):
-        keys.same("column_mapping", note="part of data.transform")
-        keys.say("answer_only_loss_mask", {"data.loss_on": "all" if whole else "completion"})
-        ledger.set("data.loss_on", "all" if whole else "completion", "the loss covers the answer")
+        yield keys.same("column_mapping", note="part of data.transform")
+        yield keys.say("answer_only_loss_mask", {"data.loss_on": "all" if whole else "completion"})
+        yield keys.sets("data.loss_on", "all" if whole else "completion", "the loss covers the answer")
         asked, context = mapping.get("question"), mapping.get("context")
         named_by = [str(one) for one in (context, asked) if one]
         if keys.flag("use_hf_chat_template"):
-            keys.same("use_hf_chat_template", note="the tokenizer's own template")
+            yield keys.same("use_hf_chat_template", note="the tokenizer's own template")
             fields = {"instruction": str(asked or context), "output": str(mapping["answer"])}
             return Rows("instruction", {**fields, **({"system": str(context)} if context and asked else {})})
-        keys.same("use_hf_chat_template", note="off")
+        yield keys.same("use_hf_chat_template", note="off")
         return Rows("prompt_completion", transform=conversion.spaced(named_by, str(mapping["answer"])))
     message = f"recipec does not know the data set type `{kind or 'no _target_'}`"
     help = "ChatDataset, ColumnMappedTextInstructionDataset or make_squad_dataset"
-    keys.refuse("_target_", E1143, message, help)
-    keys.passive(
+    yield keys.refuse("_target_", E1143, message, help)
+    yield from keys.passive(
         ("column_mapping", "path_or_dataset", "path_or_dataset_id", "dataset_name"),
         "a setting of a source that recipec does not read",
     )
     return None
 
 
-def _steps(keys: Keys) -> None:
+def _steps(keys: Keys) -> Says:
     rows_, each = keys.integer("global_batch_size"), keys.integer("local_batch_size") or 1
-    keys.say("global_batch_size", {"train.global_batch_size": rows_ or each})
-    keys.say("local_batch_size", {"train.micro_batch_size": each})
-    keys.ledger.set(
+    yield keys.say("global_batch_size", {"train.global_batch_size": rows_ or each})
+    yield keys.say("local_batch_size", {"train.micro_batch_size": each})
+    yield keys.sets(
         "train.loss_normalization", "tokens", "NeMo AutoModel takes the mean over all tokens of a step"
     )
     steps, epochs = keys.integer("max_steps"), keys.integer("num_epochs")
     if steps:
         note = f"NeMo AutoModel ends the run after num_epochs: {epochs} if that is sooner" if epochs else ""
-        keys.say("max_steps", {"train.steps": steps}, note)
-        keys.same("num_epochs", note="max_steps sets the length of the run")
+        yield keys.say("max_steps", {"train.steps": steps}, note)
+        yield keys.same("num_epochs", note="max_steps sets the length of the run")
     else:
-        keys.default("num_epochs", epochs or 10, {"train.epochs": epochs or 10})
+        yield keys.default("num_epochs", epochs or 10, {"train.epochs": epochs or 10})
     for key, path in (
         ("ckpt_every_steps", "checkpoint.every_steps"),
         ("val_every_steps", "train.eval_every"),
     ):
         if keys.given(key) and (count := keys.integer(key)):
-            keys.same(
+            yield keys.same(
                 key, {path: count} if key == "ckpt_every_steps" or keys.ledger.value("data.eval") else None
             )
-    keys.passive(("ckpt_every_steps", "val_every_steps", "max_steps"), "the same as without the key")
-    keys.follow(OF_STEPS)
+    yield from keys.passive(
+        ("ckpt_every_steps", "val_every_steps", "max_steps"), "the same as without the key"
+    )
+    yield from keys.follow(OF_STEPS)
 
 
-def _optimizer(keys: Keys) -> None:
+def _optimizer(keys: Keys) -> Says:
     optimizer = keys.below("optimizer")
     name = optimizer.text("_target_")
     if name is None:
-        optimizer.refuse("_target_", E1144, "the file has no optimizer", "_target_: torch.optim.AdamW")
-    training.say_torch_optimizer(optimizer, name or "torch.optim.AdamW", optimizer, "_target_")
+        yield optimizer.refuse("_target_", E1144, "the file has no optimizer", "_target_: torch.optim.AdamW")
+    yield from training.say_torch_optimizer(optimizer, name or "torch.optim.AdamW", optimizer, "_target_")
     clip = keys.below("clip_grad_norm", {"max_norm": 1.0})
-    clip.say("max_norm", {"train.optimizer.max_grad_norm": clip.number("max_norm") or None})
+    yield clip.say("max_norm", {"train.optimizer.max_grad_norm": clip.number("max_norm") or None})
     section, rate = (
         keys.below("lr_scheduler", defaults_of(NAME, "lr_scheduler")),
         optimizer.number("lr") or 0.0,
     )
     if not keys.given("lr_scheduler"):
-        keys.same("lr_scheduler", note="null: the same as without the key")
+        yield keys.same("lr_scheduler", note="null: the same as without the key")
         sets = {"train.schedule.name": "constant", "train.schedule.warmup_steps": 0}
-        keys.ledger.defaulted("lr_scheduler", None, sets, f"{TITLE}'s default: a constant learning rate")
+        yield keys.defaulted("lr_scheduler", None, sets, f"{TITLE}'s default: a constant learning rate")
         return
-    section.same("_target_", note="the schedule")
+    yield section.same("_target_", note="the schedule")
     style = str(section.value("lr_decay_style"))
     if style.lower() not in WILD:
-        section.refuse("lr_decay_style", E1163, f"recipec has no schedule {style}", "lr_decay_style: cosine")
-    section.say("lr_decay_style", {"train.schedule.name": WILD.get(style.lower(), "cosine")})
+        yield section.refuse(
+            "lr_decay_style", E1163, f"recipec has no schedule {style}", "lr_decay_style: cosine"
+        )
+    yield section.say("lr_decay_style", {"train.schedule.name": WILD.get(style.lower(), "cosine")})
     least = section.number("min_lr")
     ratio = 0.01 if least is None or not rate else round(min(least / rate, 1.0), 12)
     if style.lower() != "constant":
-        section.default("min_lr", "a hundredth", {"train.schedule.final_ratio": ratio})
-    section.same("min_lr", note="the learning rate does not decay")
+        yield section.default("min_lr", "a hundredth", {"train.schedule.final_ratio": ratio})
+    yield section.same("min_lr", note="the learning rate does not decay")
     steps = section.integer("lr_warmup_steps")
     start = "NeMo AutoModel's warm-up starts at a tenth of the peak; recipec's starts at zero"
     if steps is None:
         sets = {"train.schedule.warmup_ratio": 0.1}
-        section.default(
+        yield section.default(
             "lr_warmup_steps", "a tenth of the run", sets, f"{TITLE}'s default, at most 1000; {start}"
         )
     else:
         zero = steps == 0 or section.value("init_lr") == 0
-        section.say("lr_warmup_steps", {"train.schedule.warmup_steps": steps}, "" if zero else start)
-    section.same("init_lr", note="where the warm-up starts")
-    section.unless("max_lr", (rate,), "optimizer.lr is the peak")
-    section.follow(OF_SCHEDULE)
+        yield section.say("lr_warmup_steps", {"train.schedule.warmup_steps": steps}, "" if zero else start)
+    yield section.same("init_lr", note="where the warm-up starts")
+    yield section.unless("max_lr", (rate,), "optimizer.lr is the peak")
+    yield from section.follow(OF_SCHEDULE)
 
 
-def _copies(keys: Keys, lora: bool, dtype: str) -> None:
+def _copies(keys: Keys, lora: bool, dtype: str) -> Says:
     """Record whether the optimizer keeps the trained weights more precisely than the model does."""
     ledger, names = keys.ledger, ("master_weights", "master_weight_bits")
     name = next((key for key in names if keys.value(key)), None)
     half = str(ledger.value("lora.dtype")) == "bfloat16" if lora else dtype == "bfloat16"
     if half and name is not None and lora:
         note = "recipec keeps adapters in float32; NeMo AutoModel only their copy in the optimizer"
-        keys.say(name, {"lora.dtype": "float32"}, note)
+        yield keys.say(name, {"lora.dtype": "float32"}, note)
     elif half and name is not None:
         bits = keys.integer("master_weight_bits") or 32
         note = "" if bits == 32 else f"recipec's master copy of the weights has 32 bits, not {bits}"
-        keys.say(name, {"train.optimizer.master_weights": True}, note)
+        yield keys.say(name, {"train.optimizer.master_weights": True}, note)
     elif half and not lora:
         why = "the weights are trained directly in bfloat16, as in the tool"
-        ledger.set("train.optimizer.master_weights", False, why)
-    keys.passive(names, "the optimizer has no master copy of the weights")
-    keys.unless("master_weight_dtype", (None, "float32", "torch.float32"), "recipec's master copy is float32")
+        yield keys.sets("train.optimizer.master_weights", False, why)
+    yield from keys.passive(names, "the optimizer has no master copy of the weights")
+    yield keys.unless(
+        "master_weight_dtype", (None, "float32", "torch.float32"), "recipec's master copy is float32"
+    )
 
 
-def _rest(keys: Keys, model: Keys, lora: bool) -> None:
-    ledger = keys.ledger
+def _rest(keys: Keys, model: Keys, lora: bool) -> Says:
     name = "torch_dtype" if not model.given("dtype") else "dtype"
     dtype = str(model.value(name)).removeprefix("torch.")
     made = "float32" if dtype == "float32" else "bfloat16"
-    model.say(name, {"model.dtype": made}, trainer.HALF if dtype == "float16" else "")
-    ledger.set("model.dtype", made)
-    _copies(keys.below("optimizer"), lora, made)
-    model.follow(OF_MODEL)
+    yield model.say(name, {"model.dtype": made}, trainer.HALF if dtype == "float16" else "")
+    yield keys.sets("model.dtype", made)
+    yield from _copies(keys.below("optimizer"), lora, made)
+    yield from model.follow(OF_MODEL)
     seed = keys.integer("seed") if keys.given("seed") else keys.source.get("rng.seed", 42)
     seed = seed if isinstance(seed, int) else 42
-    keys.same("seed", note=trainer.SEED)
-    ledger.set("train.seed", seed)
+    yield keys.same("seed", note=trainer.SEED)
+    yield keys.sets("train.seed", seed)
     spread = keys.below("distributed")
     remat = spread.flag("activation_checkpointing")
-    spread.say("activation_checkpointing", {"remat.policy": "decoder" if remat else "none"})
-    ledger.set("remat.policy", "decoder" if remat else "none")
-    keys.same("distributed", note=sharding.MESH)
+    yield spread.say("activation_checkpointing", {"remat.policy": "decoder" if remat else "none"})
+    yield keys.sets("remat.policy", "decoder" if remat else "none")
+    yield keys.same("distributed", note=sharding.MESH)
     loss = str(keys.source.get("loss_fn._target_", ""))
     if loss and "CrossEntropy" not in loss:
         message = f"the loss {loss.rpartition('.')[2]} has no counterpart in recipec"
-        keys.below("loss_fn").refuse("_target_", E1163, message, "MaskedCrossEntropy")
-    keys.same("loss_fn", note="next-token cross-entropy, as in recipec")
+        yield keys.below("loss_fn").refuse("_target_", E1163, message, "MaskedCrossEntropy")
+    yield keys.same("loss_fn", note="next-token cross-entropy, as in recipec")

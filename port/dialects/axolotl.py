@@ -12,6 +12,7 @@ from recipec.compiler.wording import listing
 from recipec.port.common import say_common, say_start, say_tokens
 from recipec.port.dialects.axolotl_data import PRETRAINING, say_data
 from recipec.port.dialects.axolotl_optimizer import say_optimizer
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import OFF, Keys, defaults_of, table, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import (
@@ -66,140 +67,148 @@ OF_PREFERENCES = words(
 )
 
 
-def port(ledger: Ledger) -> None:
+def rules(ledger: Ledger) -> Says:
     """Record what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE, defaults_of(NAME, "config"))
-    objective = _objective(keys)
-    _refused(keys)
-    model = _model(keys)
-    _adapters(keys, model)
-    say_data(keys, model, objective)
-    _training(keys, model)
-    _qat(keys)
-    _eaft(keys, objective)
+    objective = yield from _objective(keys)
+    yield from _refused(keys)
+    model = yield from _model(keys)
+    yield from _adapters(keys, model)
+    yield from say_data(keys, model, objective)
+    yield from _training(keys, model)
+    yield from _qat(keys)
+    yield from _eaft(keys, objective)
     pretrains = bool(keys.value(PRETRAINING)) or None
     buffers = ("streaming_multipack_buffer_size", "pretrain_multipack_buffer_size")
-    datasets.say_stream(keys, "streaming", buffers, 10000, pretrains)
+    yield from datasets.say_stream(keys, "streaming", buffers, 10000, pretrains)
     for name in ("overrides_of_model_config", "model_config"):
-        experts.say_overrides(keys, name, model)
-    _plugins(keys)
-    _tokens(keys, model)
-    training.directory(keys, "output_dir")
+        yield from experts.say_overrides(keys, name, model)
+    yield from _plugins(keys)
+    yield from _tokens(keys, model)
+    yield from training.directory(keys, "output_dir")
     project = keys.text("wandb_project")
     on = project and keys.value("wandb_mode") != "disabled"
-    keys.same("wandb_project", {training.PROJECT: project} if on else None, "" if on else "off")
-    _mlflow(keys)
-    _best(keys)
-    say_start(keys, "lora_model_dir")
-    keys.follow(KEYS, OFF)
-    say_common(keys, NAME)
+    yield keys.same("wandb_project", {training.PROJECT: project} if on else None, "" if on else "off")
+    yield from _mlflow(keys)
+    yield from _best(keys)
+    yield from say_start(keys, "lora_model_dir")
+    yield from keys.follow(KEYS, OFF)
+    yield from say_common(keys, NAME)
 
 
-def _eaft(keys: Keys, objective: str) -> None:
+def _eaft(keys: Keys, objective: str) -> Says:
     """Record the loss that weights tokens by entropy. Axolotl does not divide the entropy."""
     if objective != "sft":
-        keys.passive(("use_eaft", "eaft_alpha", "eaft_k"), "the loss compares preferences")
+        yield from keys.passive(("use_eaft", "eaft_alpha", "eaft_k"), "the loss compares preferences")
     elif keys.flag("use_eaft"):
-        losses.weighted(keys, "use_eaft", "eaft")
-        keys.say("eaft_alpha", {"train.eaft_alpha": keys.number("eaft_alpha")})
-        keys.say("eaft_k", {"train.eaft_top_k": keys.integer("eaft_k")})
-        keys.ledger.set("train.eaft_entropy", 1.0, "Axolotl does not divide the entropy")
-    keys.same("use_eaft", note="off")
+        yield from losses.weighted(keys, "use_eaft", "eaft")
+        yield keys.say("eaft_alpha", {"train.eaft_alpha": keys.number("eaft_alpha")})
+        yield keys.say("eaft_k", {"train.eaft_top_k": keys.integer("eaft_k")})
+        yield keys.sets("train.eaft_entropy", 1.0, "Axolotl does not divide the entropy")
+    yield keys.same("use_eaft", note="off")
 
 
-def _mlflow(keys: Keys) -> None:
+def _mlflow(keys: Keys) -> Says:
     """Record MLflow's keys. Axolotl exports them to the environment; an experiment name switches it on."""
     name = keys.text("mlflow_experiment_name")
     if not name and not (keys.given("use_mlflow") and keys.flag("use_mlflow")):
         for off in ("use_mlflow", "mlflow_experiment_name"):
-            keys.same(off, note="off")
+            yield keys.same(off, note="off")
         return
     key = "mlflow_experiment_name" if name else "use_mlflow"
-    keys.say(key, {training.EXPERIMENT: name or "Default"}, "" if name else training.BY_MLFLOW)
-    keys.same("use_mlflow", note="mlflow_experiment_name decides whether the run is logged to MLflow")
-    keys.unless("mlflow_tracking_uri", OFF, "set MLFLOW_TRACKING_URI in the environment of the run")
-    keys.unless("mlflow_run_name", OFF, "the MLflow run has the artifact's name")
+    yield keys.say(key, {training.EXPERIMENT: name or "Default"}, "" if name else training.BY_MLFLOW)
+    yield keys.same("use_mlflow", note="mlflow_experiment_name decides whether the run is logged to MLflow")
+    yield keys.unless("mlflow_tracking_uri", OFF, "set MLFLOW_TRACKING_URI in the environment of the run")
+    yield keys.unless("mlflow_run_name", OFF, "the MLflow run has the artifact's name")
 
 
-def _best(keys: Keys) -> None:
+def _best(keys: Keys) -> Says:
     """Record early stopping. Axolotl then also loads the best model, if it evaluates at every save."""
     saves, evaluates = (keys.number(name) or 0 for name in ("save_steps", "eval_steps"))
     loads = saves and evaluates and saves % evaluates == 0
-    training.best(keys, also={training.BEST: True} if loads else None)
+    yield from training.best(keys, also={training.BEST: True} if loads else None)
 
 
-def _model(keys: Keys) -> Model | None:
+def _model(keys: Keys) -> Rule[Model | None]:
     name = keys.text("base_model")
     revision = "revision_of_model" if keys.text("revision_of_model") else "model_revision"
-    found = models.say_model(keys, "base_model", revision)
+    found = yield from models.say_model(keys, "base_model", revision)
     if found is None:
         return None
-    keys.passive(("revision_of_model", "model_revision"), "")
+    yield from keys.passive(("revision_of_model", "model_revision"), "")
     tokenizer = keys.text("tokenizer_config")
-    keys.same("tokenizer_config", {"model.tokenizer": tokenizer} if tokenizer and tokenizer != name else None)
+    yield keys.same(
+        "tokenizer_config", {"model.tokenizer": tokenizer} if tokenizer and tokenizer != name else None
+    )
     return found.model
 
 
-def _objective(keys: Keys) -> str:
+def _objective(keys: Keys) -> Rule[str]:
     kind = keys.text("rl")
     if kind is not None and kind not in KINDS:
         message = f"`rl: {kind}` is another kind of training: recipes have {listing(OBJECTIVES)}"
-        keys.refuse("rl", E1149, message, "rl: dpo, or no rl for supervised fine-tuning")
+        yield keys.refuse("rl", E1149, message, "rl: dpo, or no rl for supervised fine-tuning")
         kind = None
-    keys.say("rl", KINDS[kind] if kind else {})
+    yield keys.say("rl", KINDS[kind] if kind else {})
     if kind is None:
-        keys.passive(OF_PREFERENCES, "it has no effect without rl")
+        yield from keys.passive(OF_PREFERENCES, "it has no effect without rl")
         return "sft"
     betas = ("trl.beta", "rl_beta", "dpo_beta", "orpo_alpha")
     beta = next((name for name in betas if keys.given(name)), None)
     if beta is not None:
-        keys.same(beta, {"train.beta": keys.number(beta)})
-    keys.passive(betas, f"{beta} holds" if beta else "")
+        yield keys.same(beta, {"train.beta": keys.number(beta)})
+    yield from keys.passive(betas, f"{beta} holds" if beta else "")
     if beta is None:
-        keys.default("rl_beta", 0.1, {"train.beta": 0.1}, "TRL's default")
+        yield keys.default("rl_beta", 0.1, {"train.beta": 0.1}, "TRL's default")
     if kind == "dpo":
-        losses.of_pairs(keys, "dpo", ("dpo_loss_type", "dpo_label_smoothing"))
-        keys.learned("dpo_loss_weights", ([1], [1.0]), "recipec's only loss has the weight 1")
+        yield from losses.of_pairs(keys, "dpo", ("dpo_loss_type", "dpo_label_smoothing"))
+        yield keys.learned("dpo_loss_weights", ([1], [1.0]), "recipec's only loss has the weight 1")
     elif kind == "simpo":
         if not keys.given("simpo_gamma"):
-            keys.refuse(
+            yield keys.refuse(
                 "simpo_gamma", E1145, "Axolotl's simpo stops if there is no margin", "simpo_gamma: 0.5"
             )
-        keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
+        yield keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
         alpha = keys.number("cpo_alpha")
-        keys.default("cpo_alpha", 1.0, {"train.cpo_alpha": 1.0 if alpha is None else alpha}, "TRL's default")
+        yield keys.default(
+            "cpo_alpha", 1.0, {"train.cpo_alpha": 1.0 if alpha is None else alpha}, "TRL's default"
+        )
     elif kind == "kto":
-        losses.weights(keys, "kto_desirable_weight", "kto_undesirable_weight")
-    keys.passive(("dpo_loss_type", "dpo_label_smoothing"), "the loss does not read it")
-    keys.learned("dpo_use_weighting", (False,), "recipec weights all preferences equally")
-    keys.passive(("precompute_ref_log_probs",), "it decides when the reference is computed, not its values")
-    keys.below("trl").passive(
+        yield from losses.weights(keys, "kto_desirable_weight", "kto_undesirable_weight")
+    yield from keys.passive(("dpo_loss_type", "dpo_label_smoothing"), "the loss does not read it")
+    yield keys.learned("dpo_use_weighting", (False,), "recipec weights all preferences equally")
+    yield from keys.passive(
+        ("precompute_ref_log_probs",), "it decides when the reference is computed, not its values"
+    )
+    yield from keys.below("trl").passive(
         keys.mapping("trl"), "a setting of reinforcement learning, which this run is not"
     )
     return kind
 
 
-def _refused(keys: Keys) -> None:
+def _refused(keys: Keys) -> Says:
     help = "port the supervised stage: a config with datasets and without this key"
     for why, names in REFUSED.items():
         for name in names.split():
             if keys.given(name) and keys.value(name) is not False:
-                keys.refuse(name, E1149, f"`{name}` starts another kind of run: {why}", help)
-            keys.same(name, note="off")
+                yield keys.refuse(name, E1149, f"`{name}` starts another kind of run: {why}", help)
+            yield keys.same(name, note="off")
     for name in VISION:
         if keys.given(name):
             message = f"`{name}` is for images or sound, and recipec's models read text"
-            keys.refuse(name, E1150, message, "train on text: remove the key, and use data sets of text")
-        keys.same(name)
+            yield keys.refuse(
+                name, E1150, message, "train on text: remove the key, and use data sets of text"
+            )
+        yield keys.same(name)
 
 
-def _plugins(keys: Keys) -> None:
+def _plugins(keys: Keys) -> Says:
     given = keys.value("plugins")
     names = [str(name).rpartition(".")[2] for name in given] if isinstance(given, list) else []
     lost = [name for name in names if name not in KNOWN_PLUGINS]
     if lost:
-        keys.learned("plugins", (), f"recipec does not make the changes that {listing(lost)} makes")
-    keys.same("plugins", note="the same arithmetic in fused kernels, or only logging")
+        yield keys.learned("plugins", (), f"recipec does not make the changes that {listing(lost)} makes")
+    yield keys.same("plugins", note="the same arithmetic in fused kernels, or only logging")
 
 
 OF_LLAMA_2 = re.compile(
@@ -209,99 +218,105 @@ OF_LLAMA_2 = re.compile(
 TOKENS_OF_LLAMA_2 = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
-def _tokens(keys: Keys, model: Model | None) -> None:
+def _tokens(keys: Keys, model: Model | None) -> Says:
     """Record special tokens: padding is masked; other tokens would change the text."""
-    say_tokens(keys, "tokens")
+    yield from say_tokens(keys, "tokens")
     below, alike = keys.below("special_tokens"), model is not None and OF_LLAMA_2.match(model.id)
     own = TOKENS_OF_LLAMA_2 if alike and not keys.given("tokenizer_config") else {}
     added = keys.ledger.value("model.add_tokens") or {}
     for name, token in keys.mapping("special_tokens").items():
         if name == "pad_token":
-            below.same(name, note="padding is neither trained on nor attended to")
+            yield below.same(name, note="padding is neither trained on nor attended to")
         elif token == own.get(name, ()):
-            below.same(name, note="the model's own")
+            yield below.same(name, note="the model's own")
         elif name == "eos_token" and (mark := templates.missing_end(str(token), model, added)):
             assert model is not None
             names = ", ".join(f'"{one}"' for one in (*added, mark))
-            below.refuse(name, E1180, templates.spelled(mark, model, "Axolotl"), f"--set 'tokens=[{names}]'")
+            yield below.refuse(
+                name, E1180, templates.spelled(mark, model, "Axolotl"), f"--set 'tokens=[{names}]'"
+            )
         elif name in ("bos_token", "eos_token", "unk_token"):
-            below.unless(
+            yield below.unless(
                 name, (), f"the tokenizer keeps its own {name}; to change it, edit a copy of the tokenizer"
             )
         else:
-            below.unless(name, ([],), "recipec does not add these tokens to the tokenizer")
+            yield below.unless(name, ([],), "recipec does not add these tokens to the tokenizer")
     if not below.said:
-        keys.same("special_tokens")
+        yield keys.same("special_tokens")
 
 
-def _adapters(keys: Keys, model: Model | None) -> None:
+def _adapters(keys: Keys, model: Model | None) -> Says:
     adapter = keys.choice("adapter", ("lora", "qlora"))
     if adapter is None and "adapter" not in keys.said:
-        _full(keys, model)
+        yield from _full(keys, model)
         return
-    keys.same("adapter", note="LoRA on a base model in 4 bits" if adapter == "qlora" else "")
+    yield keys.same("adapter", note="LoRA on a base model in 4 bits" if adapter == "qlora" else "")
     if keys.text("rl") in ("dpo", "ipo", "kto"):
-        keys.same("unfrozen_parameters", note="TRL adds the adapters later, and then trains only them")
-    freezing.say_adapters(keys, "unfrozen_parameters", model)
+        yield keys.same("unfrozen_parameters", note="TRL adds the adapters later, and then trains only them")
+    yield from freezing.say_adapters(keys, "unfrozen_parameters", model)
     for key, value in (("lora_r", keys.integer("lora_r")), ("lora_alpha", keys.number("lora_alpha"))):
         if value is not None and value > 0:
-            keys.say(key, {"lora.rank" if key == "lora_r" else "lora.alpha": value})
+            yield keys.say(key, {"lora.rank" if key == "lora_r" else "lora.alpha": value})
         else:  # PEFT's own default, because Axolotl passes None.
-            keys.refuse(key, E1144, f"`{key}` is missing, and Axolotl has no default for it", f"{key}: 16")
-    keys.same("peft_use_rslora", {"lora.rslora": True} if keys.flag("peft_use_rslora") else None)
-    keys.same("peft_use_dora", {"lora.kind": "dora"} if keys.flag("peft_use_dora") else None)
+            yield keys.refuse(
+                key, E1144, f"`{key}` is missing, and Axolotl has no default for it", f"{key}: 16"
+            )
+    yield keys.same("peft_use_rslora", {"lora.rslora": True} if keys.flag("peft_use_rslora") else None)
+    yield keys.same("peft_use_dora", {"lora.kind": "dora"} if keys.flag("peft_use_dora") else None)
     for name in ("rank_pattern", "alpha_pattern"):
         given = keys.mapping(f"lora_{name}")
-        keys.same(f"lora_{name}", {f"lora.{name}": dict(given)} if given else None)
-    _dropout(keys, _targets(keys, model))
+        yield keys.same(f"lora_{name}", {f"lora.{name}": dict(given)} if given else None)
+    yield from _dropout(keys, (yield from _targets(keys, model)))
     start = keys.value("peft_init_lora_weights")
     if start is None:
-        keys.same("peft_init_lora_weights")
+        yield keys.same("peft_init_lora_weights")
     else:
-        adapters.say_init(keys, "peft_init_lora_weights", start)
+        yield from adapters.say_init(keys, "peft_init_lora_weights", start)
     settings = keys.mapping("peft").get("loftq_config")
     if settings and settings.get("loftq_bits"):  # Axolotl asks PEFT for LoftQ if its bits are given
-        adapters.say_loftq(keys, "peft", settings)
-    keys.same("peft")
-    _quantized(keys, adapter, model)
+        yield from adapters.say_loftq(keys, "peft", settings)
+    yield keys.same("peft")
+    yield from _quantized(keys, adapter, model)
 
 
-def _dropout(keys: Keys, chosen: Chosen | None) -> None:
+def _dropout(keys: Keys, chosen: Chosen | None) -> Says:
     """Record the adapters' dropout. Axolotl drops it for experts that target modules mean."""
     there = keys.given("lora_target_parameters")
     if keys.number("lora_dropout") and chosen and chosen.parameters and not there:
         note = "recipec applies no dropout; Axolotl applies it to adapters that are not only for experts"
-        keys.say("lora_dropout", {"lora.dropout": 0.0}, note)
+        yield keys.say("lora_dropout", {"lora.dropout": 0.0}, note)
     elif keys.given("lora_dropout"):
-        adapters.say_dropout(keys, chosen)
-    keys.default("lora_dropout", 0.0, {"lora.dropout": keys.ledger.value("lora.dropout", 0.0)})
+        yield from adapters.say_dropout(keys, chosen)
+    yield keys.default("lora_dropout", 0.0, {"lora.dropout": keys.ledger.value("lora.dropout", 0.0)})
 
 
-def _full(keys: Keys, model: Model | None) -> None:
-    keys.ledger.set("lora", None)
-    keys.same("adapter")
+def _full(keys: Keys, model: Model | None) -> Says:
+    yield keys.sets("lora", None)
+    yield keys.same("adapter")
     patterns = {pattern.lstrip("^") for pattern in keys.texts("unfrozen_parameters") or ()}
     if {pattern.removesuffix(".*") for pattern in patterns} >= WHOLE_TEXT:
-        keys.same("unfrozen_parameters", note="this selects the whole text model, which recipec trains")
+        yield keys.same("unfrozen_parameters", note="this selects the whole text model, which recipec trains")
     if model is not None and patterns and (only := freezing.unfrozen(keys, "unfrozen_parameters", model)):
-        keys.say("unfrozen_parameters", {"train.only": only}, freezing.NAMES)
+        yield keys.say("unfrozen_parameters", {"train.only": only}, freezing.NAMES)
     if not keys.stands("adapter"):
-        keys.default("adapter", None, {"lora": None}, "Axolotl's default: all parameters are trained")
+        yield keys.default("adapter", None, {"lora": None}, "Axolotl's default: all parameters are trained")
     for name, way in (("load_in_4bit", "qlora"), ("load_in_8bit", "lora")):
-        adapters.refuse_quantized(keys, name, f"adapter: {way}")
-        keys.same(name, note="off")
-    keys.passive(OF_ADAPTERS, "the run trains all parameters, and has no adapters")
+        yield from adapters.refuse_quantized(keys, name, f"adapter: {way}")
+        yield keys.same(name, note="off")
+    yield from keys.passive(OF_ADAPTERS, "the run trains all parameters, and has no adapters")
 
 
-def _targets(keys: Keys, model: Model | None) -> Chosen | None:
+def _targets(keys: Keys, model: Model | None) -> Rule[Chosen | None]:
     given, linear = keys.texts("lora_target_modules"), keys.flag("lora_target_linear")
     layers = keys.value("peft_layers_to_transform")
     layers = [n for n in layers if isinstance(n, int)] if isinstance(layers, list) else None
     parameters = keys.listed("lora_target_parameters")
     if not given and not linear and not parameters:
         message = "neither `lora_target_modules` nor `lora_target_linear` selects modules for adapters"
-        keys.refuse("lora_target_modules", E1148, message, "lora_target_linear: true")
-        keys.passive(("lora_target_linear", "peft_layers_to_transform", "peft_layers_pattern"), "off")
+        yield keys.refuse("lora_target_modules", E1148, message, "lora_target_linear: true")
+        yield from keys.passive(
+            ("lora_target_linear", "peft_layers_to_transform", "peft_layers_pattern"), "off"
+        )
         return None
     spec = [given] if isinstance(given, str) and linear else given or []
     if linear and model is not None:
@@ -310,21 +325,23 @@ def _targets(keys: Keys, model: Model | None) -> Chosen | None:
         spec = list(dict.fromkeys([*spec, *(name for name in names if name != "lm_head")]))
     key = "lora_target_modules" if given else "lora_target_linear" if linear else "lora_target_parameters"
     whole = "all-linear" if linear and model is None else spec
-    chosen = adapters.say_targets(keys, key, model, whole, layers, parameters=parameters)
-    adapters.say_parameters(keys, "lora_target_parameters", chosen)
-    keys.same("lora_target_modules", note="lora_target_linear already has all of them")
-    keys.same("lora_target_linear", note="all Linear modules except the output head" if linear else "off")
+    chosen = yield from adapters.say_targets(keys, key, model, whole, layers, parameters=parameters)
+    yield from adapters.say_parameters(keys, "lora_target_parameters", chosen)
+    yield keys.same("lora_target_modules", note="lora_target_linear already has all of them")
+    yield keys.same(
+        "lora_target_linear", note="all Linear modules except the output head" if linear else "off"
+    )
     made = {"lora.layers": found} if (found := keys.ledger.value("lora.layers")) is not None else None
-    keys.same("peft_layers_to_transform", made if keys.given("peft_layers_to_transform") else None)
-    keys.same("peft_layers_pattern", note="the model has one list of layers")
+    yield keys.same("peft_layers_to_transform", made if keys.given("peft_layers_to_transform") else None)
+    yield keys.same("peft_layers_pattern", note="the model has one list of layers")
     return chosen
 
 
-def _quantized(keys: Keys, adapter: str | None, model: Model | None) -> None:
+def _quantized(keys: Keys, adapter: str | None, model: Model | None) -> Says:
     four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
     if adapter == "qlora" and not four:
         message = "`adapter: qlora` without `load_in_4bit: true`, which Axolotl requires"
-        keys.refuse("load_in_4bit", E1145, message, "load_in_4bit: true")
+        yield keys.refuse("load_in_4bit", E1145, message, "load_in_4bit: true")
         four = True
     usual = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
     extra = keys.mapping("bnb_config_kwargs")
@@ -332,48 +349,48 @@ def _quantized(keys: Keys, adapter: str | None, model: Model | None) -> None:
     nested = extra.get("bnb_4bit_use_double_quant", True) is True
     if kind not in ("nf4", "fp4"):
         message = f"bitsandbytes has no type {kind}"
-        keys.refuse("bnb_config_kwargs", E1160, message, "bnb_4bit_quant_type: nf4")
+        yield keys.refuse("bnb_config_kwargs", E1160, message, "bnb_4bit_quant_type: nf4")
         kind = "nf4"
     bits = 4 if four else 8 if eight else None
-    whole = _experts_too(keys, bits is not None)
+    whole = yield from _experts_too(keys, bits is not None)
     made = adapters.quantized(bits, kind, nested, experts.has_experts(model) and not whole)
     sets: dict[str, Any] = {"lora.quantize": made.value} if made.value else {}
     for name, on in (("load_in_4bit", four), ("load_in_8bit", eight and not four)):
         if on:
-            keys.say(name, sets, made.note)
-        keys.same(name, note="off")
+            yield keys.say(name, sets, made.note)
+        yield keys.same(name, note="off")
     if extra:
-        keys.say("bnb_config_kwargs", sets, made.note)
+        yield keys.say("bnb_config_kwargs", sets, made.note)
     elif four:
-        keys.default("bnb_config_kwargs", usual, sets, f"Axolotl's default; {made.note}")
-    keys.same("bnb_config_kwargs", note="the base model is not stored in 4 bits")
+        yield keys.default("bnb_config_kwargs", usual, sets, f"Axolotl's default; {made.note}")
+    yield keys.same("bnb_config_kwargs", note="the base model is not stored in 4 bits")
 
 
-def _experts_too(keys: Keys, quantized: bool) -> bool:
+def _experts_too(keys: Keys, quantized: bool) -> Rule[bool]:
     """Return whether experts are quantized like linear layers, and refuse what Axolotl refuses with it."""
     key = "quantize_moe_experts"
     if not keys.flag(key):
-        keys.same(key, note="off")
+        yield keys.same(key, note="off")
         return bool(keys.flag("llama4_linearized_experts"))
     if keys.flag("lora_target_linear"):
         message = "`lora_target_linear` with `quantize_moe_experts`: Axolotl refuses the two together"
-        keys.refuse(key, E1145, message, "use lora_target_modules instead of lora_target_linear")
+        yield keys.refuse(key, E1145, message, "use lora_target_modules instead of lora_target_linear")
     if not quantized:
         message = (
             "`quantize_moe_experts` without `load_in_4bit` or `load_in_8bit`: Axolotl requires one of the two"
         )
-        keys.refuse(key, E1145, message, "load_in_4bit: true")
-    keys.same(key, note="lora.quantize stores all weights of the layers in the same way")
+        yield keys.refuse(key, E1145, message, "load_in_4bit: true")
+    yield keys.same(key, note="lora.quantize stores all weights of the layers in the same way")
     return True
 
 
 ROUGHER = "recipec rounds as torchao 0.18 does; torchao 0.17 rounds small ranges more coarsely"
 
 
-def _qat(keys: Keys) -> None:
+def _qat(keys: Keys) -> Says:
     """Record quantization-aware training, which rounds every torch.nn.Linear."""
     if not keys.mapping("qat"):
-        keys.same("qat", note="off")
+        yield keys.same("qat", note="off")
         return
     section = keys.below("qat", {**defaults_of(NAME, "QATConfig"), "weight_dtype": "int8"})
     kinds = {key: str(section.value(key)).lower() for key in ("weight_dtype", "activation_dtype")}
@@ -381,46 +398,46 @@ def _qat(keys: Keys) -> None:
     weights, activations = kinds["weight_dtype"], kinds["activation_dtype"]
     if keys.text("adapter"):
         note = "recipec rounds the projections with an adapter, and Axolotl all linear layers"
-        keys.learned("qat", (), note)
+        yield keys.learned("qat", (), note)
         return
     if weights == "nvfp4":
         message = (
             "Axolotl asks torchao for nvfp4 of only the weights, which torchao cannot train: the run stops"
         )
-        keys.refuse("qat", E1145, message, "qat: {weight_dtype: int4, activation_dtype: int8}")
+        yield keys.refuse("qat", E1145, message, "qat: {weight_dtype: int4, activation_dtype: int8}")
         return
     if weights == "int8" or (weights, activations) == ("int4", "int4"):
         message = f"torchao does not train {weights} weights with {activations} activations: Axolotl stops"
-        keys.refuse("qat", E1145, message, "qat: {weight_dtype: int4, activation_dtype: int8}")
+        yield keys.refuse("qat", E1145, message, "qat: {weight_dtype: int4, activation_dtype: int8}")
         return
     head = not _fused_head(keys)
     if weights == "mxfp4":
-        _mxfp4(section, head)
+        yield from _mxfp4(section, head)
         return
     if (weights, activations) != ("int4", "int8"):
         also = "" if activations == "none" else f" and {activations} activations"
         note = "recipec rounds to int4 weights with int8 activations, and to mxfp4"
-        keys.learned("qat", (), f"{note}, not to {weights} weights{also}")
+        yield keys.learned("qat", (), f"{note}, not to {weights} weights{also}")
         return
-    section.say("weight_dtype", rounding.rounds(head, rounding.SPREAD))
-    section.say("activation_dtype", {}, ROUGHER)
+    yield section.say("weight_dtype", rounding.rounds(head, rounding.SPREAD))
+    yield section.say("activation_dtype", {}, ROUGHER)
     if head:
-        section.same("weight_dtype", note="the output head is a linear layer too")
-    rounding.say_group(section, "group_size", 32)
-    section.learned("quantize_embedding", (False,), "recipec does not round the embedding")
-    rounding.say_later(section)
+        yield section.same("weight_dtype", note="the output head is a linear layer too")
+    yield from rounding.say_group(section, "group_size", 32)
+    yield section.learned("quantize_embedding", (False,), "recipec does not round the embedding")
+    yield from rounding.say_later(section)
 
 
-def _mxfp4(section: Keys, head: bool) -> None:
+def _mxfp4(section: Keys, head: bool) -> Says:
     """Record rounding to the MX format of 4 bits, which torchao's linear layers cannot switch off."""
-    section.say("weight_dtype", rounding.rounds(head, rounding.MX))
-    section.same("activation_dtype", note="Axolotl rounds activations as the weights")
+    yield section.say("weight_dtype", rounding.rounds(head, rounding.MX))
+    yield section.same("activation_dtype", note="Axolotl rounds activations as the weights")
     if section.integer("group_size") != 32:
         message = "Axolotl stops at mxfp4 with another group_size than 32"
-        section.refuse("group_size", E1145, message, "group_size: 32")
-    section.say("group_size", {"train.qat.group_size": 32})
-    section.learned("quantize_embedding", (False,), "recipec does not round the embedding")
-    section.unused((rounding.LATER,), "Axolotl does not delay the rounding to mxfp4")
+        yield section.refuse("group_size", E1145, message, "group_size: 32")
+    yield section.say("group_size", {"train.qat.group_size": 32})
+    yield section.learned("quantize_embedding", (False,), "recipec does not round the embedding")
+    yield from section.unused((rounding.LATER,), "Axolotl does not delay the rounding to mxfp4")
 
 
 def _fused_head(keys: Keys) -> bool:
@@ -431,39 +448,43 @@ def _fused_head(keys: Keys) -> bool:
     return keys.flag("cut_cross_entropy") if keys.given("cut_cross_entropy") else cut
 
 
-def _training(keys: Keys, model: Model | None) -> None:
-    launch = _launch(keys)
-    _batches(keys, launch)
-    _length(keys)
-    say_optimizer(keys)
-    _schedule(keys)
-    _warmup(keys)
-    _attention(keys, model)
-    _precision(keys, launch)
+def _training(keys: Keys, model: Model | None) -> Says:
+    launch = yield from _launch(keys)
+    yield from _batches(keys, launch)
+    yield from _length(keys)
+    yield from say_optimizer(keys)
+    yield from _schedule(keys)
+    yield from _warmup(keys)
+    yield from _attention(keys, model)
+    yield from _precision(keys, launch)
     remat = bool(keys.value("gradient_checkpointing")) or launch.remat
     sets: dict[str, Any] = {"remat.policy": "decoder" if remat else "none"}
     if keys.given("gradient_checkpointing"):
-        keys.same("gradient_checkpointing", sets, "the same numbers, with less memory" if remat else "")
-    keys.say("gradient_checkpointing", sets)
-    _saving(keys)
-    _evaluating(keys)
+        yield keys.same("gradient_checkpointing", sets, "the same numbers, with less memory" if remat else "")
+    yield keys.say("gradient_checkpointing", sets)
+    yield from _saving(keys)
+    yield from _evaluating(keys)
     steps = keys.number("logging_steps")
     whole = steps is not None and steps >= 1 and steps == int(steps)
-    keys.same("logging_steps", {"train.log.every": int(steps or 1)} if whole else None)
+    yield keys.same("logging_steps", {"train.log.every": int(steps or 1)} if whole else None)
     if keys.flag("use_tensorboard"):
-        keys.same("use_tensorboard", {"train.log.tensorboard": True})
+        yield keys.same("use_tensorboard", {"train.log.tensorboard": True})
 
 
-def _launch(keys: Keys) -> Launch:
+def _launch(keys: Keys) -> Rule[Launch]:
     """Return how the run was started, according to accelerate's and DeepSpeed's files and the keys."""
     others = keys.ledger.sources.others
-    launch = sharding.accelerate(keys.ledger, others["accelerate"]) if "accelerate" in others else Launch()
+    launch = (
+        (yield from sharding.accelerate(keys.ledger, others["accelerate"]))
+        if "accelerate" in others
+        else Launch()
+    )
     if "deepspeed" in others:
-        sharding.deepspeed(Keys(keys.ledger, others["deepspeed"], "DeepSpeed"), {})
+        yield from sharding.deepspeed(Keys(keys.ledger, others["deepspeed"], "DeepSpeed"), {})
     if isinstance(keys.value("deepspeed"), dict):
-        sharding.deepspeed(keys.below("deepspeed"), {})
-    keys.same("deepspeed", note=sharding.MESH)
-    remat = sharding.fsdp(keys.below("fsdp_config"))
+        yield from sharding.deepspeed(keys.below("deepspeed"), {})
+    yield keys.same("deepspeed", note=sharding.MESH)
+    remat = yield from sharding.fsdp(keys.below("fsdp_config"))
     found = keys.value("fsdp_config")
     inner = found if isinstance(found, dict) else {}
     version = keys.value("fsdp_version") or inner.get("fsdp_version") or inner.get("version")
@@ -472,21 +493,21 @@ def _launch(keys: Keys) -> Launch:
         str(version) != "2" and (keys.value("fsdp") or inner),
         keys.value("deepspeed") or "deepspeed" in others,
     )
-    keys.passive(("fsdp", "fsdp_version", "fsdp_final_state_dict_type"), sharding.MESH)
+    yield from keys.passive(("fsdp", "fsdp_version", "fsdp_final_state_dict_type"), sharding.MESH)
     shared, data = launch.shared, 1
     for name in ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree"):
         size = max(keys.integer(name) or 1, 1)
         shared *= size
-        keys.same(name, note=sharding.sharing(size) if size > 1 else "")
+        yield keys.same(name, note=sharding.sharing(size) if size > 1 else "")
     for name in ("dp_shard_size", "dp_replicate_size", "expert_parallel_size"):
         data *= max(keys.integer(name) or 1, 1)
-        keys.same(name, note=sharding.MESH)
+        yield keys.same(name, note=sharding.MESH)
     processes = launch.processes or (data * shared if data > 1 else None)
     made = replace(launch, processes=processes, shared=shared, remat=launch.remat or remat)
-    return sharding.ray(keys, made)
+    return (yield from sharding.ray(keys, made))
 
 
-def _batches(keys: Keys, launch: Launch) -> None:
+def _batches(keys: Keys, launch: Launch) -> Says:
     micro, accumulation, total = (
         keys.integer(name) for name in ("micro_batch_size", "gradient_accumulation_steps", "batch_size")
     )
@@ -497,18 +518,18 @@ def _batches(keys: Keys, launch: Launch) -> None:
     shared = launch.shared if processes % launch.shared == 0 else 1
     made = training.global_batch(max(micro or 1, 1), max(accumulation or 1, 1), processes, shared)
     rows = {"train.global_batch_size": made.rows}
-    keys.same("batch_size", rows if total else None, "rows of a step per device")
+    yield keys.same("batch_size", rows if total else None, "rows of a step per device")
     for key, sets in (
         ("micro_batch_size", {"train.micro_batch_size": made.per_device, **rows}),
         ("gradient_accumulation_steps", rows),
     ):
         if keys.given(key):
-            keys.same(key, sets, str(made))
-        keys.say(key, sets)
+            yield keys.same(key, sets, str(made))
+        yield keys.say(key, sets)
     if not keys.ledger.devices and not launch.processes:
-        sharding.assumed(keys.ledger, launch, rows)
+        yield from sharding.assumed(keys, launch, rows)
     elif keys.ledger.devices:
-        keys.ledger.defaulted("--devices", processes, rows, "--devices gives the number of GPUs")
+        yield keys.defaulted("--devices", processes, rows, "--devices gives the number of GPUs")
     if keys.ledger.value("train.objective") is None:
         # Axolotl's trainer does not count a step's tokens if the model's forward has no `num_items_in_batch`.
         kept = "tokens" if made.rows == made.per_device or keys.flag("use_eaft") else "micro_batches"
@@ -516,24 +537,24 @@ def _batches(keys: Keys, launch: Launch) -> None:
         means = kept == "micro_batches"
         normalization = {"train.loss_normalization": kept}
         value = "mean of means" if means else "mean of tokens"
-        keys.ledger.defaulted("loss", value, normalization, note if means else "Axolotl's default")
+        yield keys.defaulted("loss", value, normalization, note if means else "Axolotl's default")
 
 
-def _length(keys: Keys) -> None:
+def _length(keys: Keys) -> Says:
     epochs, steps = keys.number("num_epochs"), keys.integer("max_steps")
     if steps and steps > 0:
         note = "recipec runs this many steps, even if num_epochs ends sooner"
-        keys.say("max_steps", {"train.steps": steps}, note)
-        keys.same("num_epochs", note="max_steps sets the length of the run")
+        yield keys.say("max_steps", {"train.steps": steps}, note)
+        yield keys.same("num_epochs", note="max_steps sets the length of the run")
         return
-    keys.same("max_steps", note="no bound")
+    yield keys.same("max_steps", note="no bound")
     if epochs is not None and epochs > 0:
         whole = max(round(epochs), 1)
         note = "" if whole == epochs else f"recipec runs {whole} whole epochs"
-        keys.say("num_epochs", {"train.epochs": whole}, note)
+        yield keys.say("num_epochs", {"train.epochs": whole}, note)
 
 
-def _schedule(keys: Keys) -> None:
+def _schedule(keys: Keys) -> Says:
     name = keys.text("lr_scheduler") or "cosine"
     made = training.schedule_of(name, keys.mapping("lr_scheduler_kwargs"), keys.number("learning_rate"))
     notes = {
@@ -541,52 +562,52 @@ def _schedule(keys: Keys) -> None:
         "rex": "recipec uses a cosine instead of REX",
     }
     if made.name is None and name not in notes:
-        keys.refuse("lr_scheduler", E1163, f"recipec has no schedule {name}", "lr_scheduler: cosine")
+        yield keys.refuse("lr_scheduler", E1163, f"recipec has no schedule {name}", "lr_scheduler: cosine")
     final = keys.number("cosine_min_lr_ratio") if name == "cosine" else None
     ratio = final if final is not None else made.final_ratio
     ends = {"train.schedule.final_ratio": ratio} if 0 < ratio <= 1 else {}
-    keys.say(
+    yield keys.say(
         "lr_scheduler",
         {"train.schedule.name": made.name or "cosine", **ends},
         made.note or notes.get(name, ""),
     )
-    keys.same("lr_scheduler_kwargs", note="part of the schedule")
+    yield keys.same("lr_scheduler_kwargs", note="part of the schedule")
     if name == "cosine":
-        keys.same("cosine_min_lr_ratio", ends or None)
-    keys.same("cosine_min_lr_ratio", note=f"the schedule {name} does not read it")
+        yield keys.same("cosine_min_lr_ratio", ends or None)
+    yield keys.same("cosine_min_lr_ratio", note=f"the schedule {name} does not read it")
 
 
-def _warmup(keys: Keys) -> None:
+def _warmup(keys: Keys) -> Says:
     """Record the warm-up. Axolotl rounds a ratio down, makes two steps of one, and has a default warm-up."""
     steps, ratio = keys.number("warmup_steps"), keys.number("warmup_ratio")
     if keys.given("warmup_steps") and keys.given("warmup_ratio"):
         message = "`warmup_steps` and `warmup_ratio` exclude each other in Axolotl"
-        keys.refuse("warmup_ratio", E1145, message, "keep one of them")
+        yield keys.refuse("warmup_ratio", E1145, message, "keep one of them")
     if steps is not None:
         made = training.warmup(steps)
         count = 2 if made.steps == 1 else made.steps
-        sets = {"train.schedule.warmup_steps": count or 0} if made.ratio is None else made.sets()
+        sets = {"train.schedule.warmup_steps": count or 0} if made.ratio is None else made.values()
         note = "Axolotl makes two warm-up steps of one" if count == 2 != made.steps else made.note
-        keys.say("warmup_steps", sets, note)
+        yield keys.say("warmup_steps", sets, note)
     elif keys.integer("max_steps") and (ratio is None or 0 < ratio < 1):
         count = int((ratio or 0.03) * (keys.integer("max_steps") or 0))
         count = 2 if count == 1 else count if ratio else min(count, 100)
         sets = {"train.schedule.warmup_steps": count}
         note = "Axolotl takes the share of num_epochs' steps if they are fewer than max_steps"
         if ratio is None:
-            keys.default("warmup_ratio", 0.03, sets, f"Axolotl's default: {note}")
-        keys.say("warmup_ratio", sets, note)
+            yield keys.default("warmup_ratio", 0.03, sets, f"Axolotl's default: {note}")
+        yield keys.say("warmup_ratio", sets, note)
     elif ratio is not None:
         note = "recipec rounds up to a whole step; Axolotl rounds down" if 0 < ratio < 1 else ""
-        keys.say("warmup_ratio", {"train.schedule.warmup_ratio": ratio} if 0 <= ratio < 1 else {}, note)
+        yield keys.say("warmup_ratio", {"train.schedule.warmup_ratio": ratio} if 0 <= ratio < 1 else {}, note)
     else:
         note = "recipec takes 3 % of the run's steps, rounded up; Axolotl rounds down, and takes at most 100"
         sets = {"train.schedule.warmup_ratio": 0.03}
-        keys.default("warmup_ratio", 0.03, sets, f"Axolotl's default: {note}")
-    keys.passive(("warmup_steps", "warmup_ratio"), "the other key gives the warm-up")
+        yield keys.default("warmup_ratio", 0.03, sets, f"Axolotl's default: {note}")
+    yield from keys.passive(("warmup_steps", "warmup_ratio"), "the other key gives the warm-up")
 
 
-def _precision(keys: Keys, launch: Launch) -> None:
+def _precision(keys: Keys, launch: Launch) -> Says:
     bf16 = keys.value("bf16")
     half, eight = keys.flag("fp16") or keys.flag("float16"), keys.flag("fp8")
     brain = bf16 in ("auto", "full", True) or keys.flag("bfloat16")
@@ -594,39 +615,39 @@ def _precision(keys: Keys, launch: Launch) -> None:
     note = ""
     if sets["model.dtype"] == "bfloat16" and keys.ledger.value("lora", "") is None:
         held, why = launch.masters(False, bf16 != "full")
-        keys.ledger.set("train.optimizer.master_weights", held, why)
+        yield keys.sets("train.optimizer.master_weights", held, why)
         cast = any(keys.value(name) for name in ("fsdp", "fsdp_config", "cut_cross_entropy"))
         if not (held or cast) and keys.ledger.value("model.attention") == "dot":
             note = UNCAST
     if keys.given("bf16") and keys.source.get("bf16") not in (True, False, "auto", "full"):
-        keys.refuse("bf16", E1160, f"`bf16` is {bf16!r}, not auto, true, false or full", "bf16: auto")
-    keys.say("bf16", {} if half or eight else sets, note)
+        yield keys.refuse("bf16", E1160, f"`bf16` is {bf16!r}, not auto, true, false or full", "bf16: auto")
+    yield keys.say("bf16", {} if half or eight else sets, note)
     if keys.flag("bfloat16"):
-        keys.same("bfloat16", sets)
+        yield keys.same("bfloat16", sets)
     for name in ("fp16", "float16"):
         if keys.flag(name):
             note = "recipec uses bfloat16 instead: more range, three bits less precision, and no loss scaling"
-            keys.say(name, sets, note)
-    keys.passive(("bfloat16", "fp16", "float16"), "off")
-    keys.unless("fp8", (False,), "recipec uses bfloat16 instead: products are more precise, and slower")
-    keys.unless("fp8_config", (), "recipec uses bfloat16 instead of fp8")
+            yield keys.say(name, sets, note)
+    yield from keys.passive(("bfloat16", "fp16", "float16"), "off")
+    yield keys.unless("fp8", (False,), "recipec uses bfloat16 instead: products are more precise, and slower")
+    yield keys.unless("fp8_config", (), "recipec uses bfloat16 instead of fp8")
     if sets["model.dtype"] == "float32" and keys.value("tf32") is True:
-        keys.say("tf32", {}, "the TPU computes float32 products in its own way, not in TF32")
-    keys.same("tf32", note="it does not affect products in bfloat16")
+        yield keys.say("tf32", {}, "the TPU computes float32 products in its own way, not in TF32")
+    yield keys.same("tf32", note="it does not affect products in bfloat16")
 
 
-def _attention(keys: Keys, model: Model | None) -> None:
+def _attention(keys: Keys, model: Model | None) -> Says:
     on = [flag for flag in _FLAGS if keys.flag(flag)]
     held = keys.text("attn_implementation") or (_FLAGS[on[0]] if on else None)
     flashes = model is None or model.family.flash_attention
     sets = {"model.attention": "dot" if held in (None, "eager", "sdpa") or not flashes else "splash"}
     note = "recipec does not quantize attention scores" if held in ("sage", "fp8") else ""
     for key in ("attn_implementation", *on):
-        keys.say(key, sets if keys.given(key) else None, note)
-    keys.passive(_FLAGS, "off")
+        yield keys.say(key, sets if keys.given(key) else None, note)
+    yield from keys.passive(_FLAGS, "off")
 
 
-def _every(keys: Keys, path: str, names: tuple[str, str, str], default: str, idle: str = "") -> None:
+def _every(keys: Keys, path: str, names: tuple[str, str, str], default: str, idle: str = "") -> Says:
     """Record an interval: in steps, as a share of the run, or in epochs.
 
     Args:
@@ -637,41 +658,47 @@ def _every(keys: Keys, path: str, names: tuple[str, str, str], default: str, idl
     count = keys.number(names[0])
     total = keys.ledger.value("train.steps")
     if idle:
-        keys.passive(names, idle)
+        yield from keys.passive(names, idle)
     elif count is not None and (count >= 1 or (count and total)):
-        keys.say(names[0], {path: int(count) if count >= 1 else max(int(count * total), 1)})
+        yield keys.say(names[0], {path: int(count) if count >= 1 else max(int(count * total), 1)})
     else:
         given = next((name for name in names if keys.given(name)), None)
         if given is None:
             interval = EVALUATED if default == "no" else EPOCH
-            keys.default(names[2], default, {path: EVERY}, f"Axolotl's default is {default}; {interval}")
+            yield keys.default(
+                names[2], default, {path: EVERY}, f"Axolotl's default is {default}; {interval}"
+            )
         else:
-            keys.say(given, {path: EVERY}, EPOCH)
-    keys.passive(names, "another key gives the interval")
+            yield keys.say(given, {path: EVERY}, EPOCH)
+    yield from keys.passive(names, "another key gives the interval")
 
 
-def _saving(keys: Keys) -> None:
+def _saving(keys: Keys) -> Says:
     if keys.value("save_strategy") == "no":
         note = f"recipec writes checkpoints every {EVERY} steps and at the end; what is trained is the same"
-        keys.say("save_strategy", {"checkpoint.every_steps": EVERY}, note)
-    _every(keys, "checkpoint.every_steps", ("save_steps", "saves_per_epoch", "save_strategy"), "epoch")
+        yield keys.say("save_strategy", {"checkpoint.every_steps": EVERY}, note)
+    yield from _every(
+        keys, "checkpoint.every_steps", ("save_steps", "saves_per_epoch", "save_strategy"), "epoch"
+    )
     keep = keys.integer("save_total_limit")
     if keep and keep > 0:
-        keys.say("save_total_limit", {"checkpoint.keep": keep})
+        yield keys.say("save_total_limit", {"checkpoint.keep": keep})
     elif "save_total_limit" not in keys.said:
-        keys.default("save_total_limit", 4, {"checkpoint.keep": 4})
+        yield keys.default("save_total_limit", 4, {"checkpoint.keep": 4})
 
 
 EVALUATED = f"recipec evaluates every {EVERY} steps and at the end"
 
 
-def _evaluating(keys: Keys) -> None:
+def _evaluating(keys: Keys) -> Says:
     evaluates = keys.ledger.value("data.eval_fraction") or keys.ledger.value("data.eval")
     if evaluates and keys.value("eval_strategy") == "no":
-        keys.say("eval_strategy", {"train.eval_every": EVERY}, EVALUATED)
-    keys.same("evaluation_strategy", note="its newer name is eval_strategy")
+        yield keys.say("eval_strategy", {"train.eval_every": EVERY}, EVALUATED)
+    yield keys.same("evaluation_strategy", note="its newer name is eval_strategy")
     idle = "" if evaluates else "the run has no evaluation data"
-    _every(keys, "train.eval_every", ("eval_steps", "evals_per_epoch", "eval_strategy"), "no", idle)
+    yield from _every(
+        keys, "train.eval_every", ("eval_steps", "evals_per_epoch", "eval_strategy"), "no", idle
+    )
 
 
 _FLAGS = {

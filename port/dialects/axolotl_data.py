@@ -9,6 +9,7 @@ from typing import Any
 
 from recipec.compiler.catalog import Model
 from recipec.port.dialects.axolotl_prompts import PROMPTS, STYLES
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys, table, words
 from recipec.port.meaning import conversion, datasets, rows, templates
 from recipec.port.meaning.losses import UNPAIRED
@@ -46,39 +47,39 @@ lost split_thinking=false: reasoning stays in the content of its message
 """Keys for what chat_template reads of messages in addition to role and content."""
 
 
-def say_data(keys: Keys, model: Model | None, objective: str) -> None:
+def say_data(keys: Keys, model: Model | None, objective: str) -> Says:
     """Record the keys of `data`: sources, formats, template, masks, lengths, packing, evaluation."""
     pretrains = bool(keys.value(PRETRAINING))
-    train = _sources(keys, PRETRAINING if pretrains else "datasets", objective)
-    keys.same(PRETRAINING, note="" if pretrains else "off")
+    train = yield from _sources(keys, PRETRAINING if pretrains else "datasets", objective)
+    yield keys.same(PRETRAINING, note="" if pretrains else "off")
     if pretrains:
-        keys.unused(("datasets",), f"Axolotl reads {PRETRAINING} instead")
-    held = _sources(keys, "test_datasets", objective)
+        yield from keys.unused(("datasets",), f"Axolotl reads {PRETRAINING} instead")
+    held = yield from _sources(keys, "test_datasets", objective)
     kinds = [each.kind for each in train if each.kind is not None]
-    _forms(keys, train, held)
-    _lengths(keys, [each.kind for each in (*train, *held) if each.kind is not None])
-    _packing(keys, objective)
+    yield from _forms(keys, train, held)
+    yield from _lengths(keys, [each.kind for each in (*train, *held) if each.kind is not None])
+    yield from _packing(keys, objective)
     if kinds:
-        _loss(keys, train, kinds)
-        _template(keys, train, model)
-    _evaluation(keys)
-    _order(keys, objective)
+        yield from _loss(keys, train, kinds)
+        yield from _template(keys, train, model)
+    yield from _evaluation(keys)
+    yield from _order(keys, objective)
     for each in (*train, *held):
-        each.keys.unused(sorted(_OF_TYPES), "its data set type does not read it")
+        yield from each.keys.unused(sorted(_OF_TYPES), "its data set type does not read it")
 
 
-def _order(keys: Keys, objective: str) -> None:
+def _order(keys: Keys, objective: str) -> Says:
     """Record seeds, and whether samples keep their sources' order, as in TRL's KTOTrainer."""
     seed = keys.integer("seed") if keys.given("seed") else 42
     sets: dict[str, Any] = {} if seed is None or seed < 0 else {"train.seed": seed}
     if keys.flag("curriculum_sampling"):
-        keys.say("curriculum_sampling", {"data.shuffle_seed": None})
+        yield keys.say("curriculum_sampling", {"data.shuffle_seed": None})
     elif objective == "kto":
-        keys.ledger.defaulted("order", "the data's", {"data.shuffle_seed": None}, "TRL's KTOTrainer keeps it")
+        yield keys.defaulted("order", "the data's", {"data.shuffle_seed": None}, "TRL's KTOTrainer keeps it")
     elif sets:
         sets["data.shuffle_seed"] = seed
-    keys.same("curriculum_sampling", note="off")
-    keys.say("seed", sets, SEEDS)
+    yield keys.same("curriculum_sampling", note="off")
+    yield keys.say("seed", sets, SEEDS)
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,13 @@ class Entry:
         return "conversation" if self.keys.given("conversation") else "type"
 
 
-def _sources(keys: Keys, key: str, objective: str) -> list[Entry]:
+def _sources(keys: Keys, key: str, objective: str) -> Rule[list[Entry]]:
     given = keys.value(key)
     if not isinstance(given, list) or not given or not all(isinstance(entry, dict) for entry in given):
         if key in ("datasets", PRETRAINING):
             message = f"`{key}` is not a list of data sets with a path and a type each"
-            keys.refuse(key, E1143, message, "datasets: [{path: OWNER/NAME, type: chat_template}]")
-        keys.unless(key, ([],), "it is not a list of data sets")
+            yield keys.refuse(key, E1143, message, "datasets: [{path: OWNER/NAME, type: chat_template}]")
+        yield keys.unless(key, ([],), "it is not a list of data sets")
         return []
     path = "data.eval" if key == "test_datasets" else "data.train"
     found = []
@@ -112,20 +113,24 @@ def _sources(keys: Keys, key: str, objective: str) -> list[Entry]:
         below = keys.below(f"{key}[{index}]")
         chatml = (below.text("conversation") or keys.text("chat_template")) == "chatml"
         packs = keys.flag("sample_packing")
-        kind = _texts(below, packs) if key == PRETRAINING else _kind(below, objective, chatml)
-        found.append(Entry(below, path, _place(below), kind))
+        kind = (
+            (yield from _texts(below, packs))
+            if key == PRETRAINING
+            else (yield from _kind(below, objective, chatml))
+        )
+        found.append(Entry(below, path, (yield from _place(below)), kind))
     return found
 
 
-def _forms(keys: Keys, train: Sequence[Entry], held: Sequence[Entry]) -> None:
+def _forms(keys: Keys, train: Sequence[Entry], held: Sequence[Entry]) -> Says:
     """Set the sources and the form of their rows: once for all, or for each source if they differ."""
     told = [(each, each.kind) for each in (*train, *held) if each.kind is not None]
     sources = {id(each): each.source for each in (*train, *held)}
     if rows.alike([kind for _, kind in told]):
         if train and train[0].kind is not None:
-            _form(train[0].keys, train[0].kind)
+            yield from _form(train[0].keys, train[0].kind)
     else:
-        made = rows.apart(keys.ledger, [(each.source, kind) for each, kind in told])
+        made = yield from rows.apart(keys, [(each.source, kind) for each, kind in told])
         sources |= {id(each): source for (each, _), source in zip(told, made, strict=True) if each.source}
     if len({kind.overlong for _, kind in told}) > 1:
         for each, kind in told:
@@ -136,35 +141,35 @@ def _forms(keys: Keys, train: Sequence[Entry], held: Sequence[Entry]) -> None:
         for each in entries:
             sets = {each.path: made} if made else {}
             for name in ("path", "data_files", "name", "split"):
-                each.keys.same(name, sets if each.keys.given(name) else None)
-            each.keys.follow(OF_SOURCES)
+                yield each.keys.same(name, sets if each.keys.given(name) else None)
+            yield from each.keys.follow(OF_SOURCES)
             note = each.kind.note if each.kind is not None else ""
             if each.kind is not None and each.kind.remark:
-                each.keys.same("type", sets, each.kind.remark)
-            each.keys.say("type", sets, note)
+                yield each.keys.same("type", sets, each.kind.remark)
+            yield each.keys.say("type", sets, note)
 
 
-def _form(first: Keys, kind: Kind) -> None:
+def _form(first: Keys, kind: Kind) -> Says:
     sets: dict[str, Any] = {"data.format": kind.format}
     if kind.fields:
         sets["data.fields"] = dict(kind.fields)
     if kind.transform:
         sets["data.transform"] = conversion.TRANSFORM
-        first.ledger.files[conversion.FILE] = kind.transform
+        yield first.file(conversion.FILE, kind.transform)
     if kind.remark:
-        first.same("type", sets, kind.remark)
-    first.say("type", sets, kind.note)
+        yield first.same("type", sets, kind.remark)
+    yield first.say("type", sets, kind.note)
 
 
-def _place(keys: Keys) -> Any:
+def _place(keys: Keys) -> Rule[Any]:
     path, files = keys.text("path"), keys.texts("data_files")
     if path is None and not files:
-        keys.refuse("path", E1143, "a data set has no `path`", "path: OWNER/NAME")
+        yield keys.refuse("path", E1143, "a data set has no `path`", "path: OWNER/NAME")
         return None
     found = datasets.place(path or "json", files)
     if found.path is None:
         key = "path" if path else "data_files"
-        keys.refuse(
+        yield keys.refuse(
             key, E1143, f"recipec cannot read the source `{path}`: {found.note}", "path: ./data.jsonl"
         )
         return None
@@ -181,45 +186,45 @@ _OF_TYPES = words(
 )
 
 
-def _lengths(keys: Keys, kinds: Sequence[Kind]) -> None:
+def _lengths(keys: Keys, kinds: Sequence[Kind]) -> Says:
     """Record the length of rows. The strategy does not apply to texts, which a kind of their own cuts."""
     length = keys.integer("sequence_len")
-    keys.say("sequence_len", {"data.max_length": length} if length and length >= 8 else {})
+    yield keys.say("sequence_len", {"data.max_length": length} if length and length >= 8 else {})
     key = "excess_length_strategy"
     strategy = keys.choice(key, ("drop", "truncate", "raise")) or "drop"
     fates = {kind.overlong for kind in kinds}
     alone = fates.pop() if len(fates) == 1 else ""
     over = alone or ("error" if strategy == "raise" else strategy)
     if alone:
-        keys.same(key, {"data.overlong": over} if keys.given(key) else None, CUT)
-    keys.default(key, "drop", {"data.overlong": over}, CUT if alone else "")
+        yield keys.same(key, {"data.overlong": over} if keys.given(key) else None, CUT)
+    yield keys.default(key, "drop", {"data.overlong": over}, CUT if alone else "")
 
 
-def _packing(keys: Keys, objective: str) -> None:
+def _packing(keys: Keys, objective: str) -> Says:
     joined = bool(keys.value(PRETRAINING)) and keys.flag("pretraining_sample_concatenation")
     packs = (keys.flag("sample_packing") or joined) and objective == "sft"
     note = PACKED if packs else ""
     if joined and not keys.flag("sample_packing"):
-        keys.default("sample_packing", False, {"data.packing": True}, JOINED)
+        yield keys.default("sample_packing", False, {"data.packing": True}, JOINED)
     elif keys.given("sample_packing"):
-        keys.say("sample_packing", {"data.packing": packs}, note)
+        yield keys.say("sample_packing", {"data.packing": packs}, note)
     else:
-        keys.default("sample_packing", False, {"data.packing": False})
+        yield keys.default("sample_packing", False, {"data.packing": False})
     if keys.given("eval_sample_packing") and keys.flag("eval_sample_packing") != packs:
         note = "recipec packs evaluation data like training data: the loss is the same"
-        keys.say("eval_sample_packing", {}, note)
-    keys.same("eval_sample_packing", note="the same as in training")
+        yield keys.say("eval_sample_packing", {}, note)
+    yield keys.same("eval_sample_packing", note="the same as in training")
 
 
-def _loss(keys: Keys, train: Sequence[Entry], kinds: Sequence[Kind]) -> None:
+def _loss(keys: Keys, train: Sequence[Entry], kinds: Sequence[Kind]) -> Says:
     """Record which tokens carry loss. With several row formats, each has its own rule, unless all do."""
     formats, whole = {kind.format for kind in kinds}, keys.flag("train_on_inputs")
     if "chat" not in formats:
         loss = "all" if whole or formats == {"text"} else "completion"
         plain = formats in ({"preference"}, {UNPAIRED}) or (len(formats) > 1 and not whole)
-        keys.say("train_on_inputs", {} if plain else {"data.loss_on": loss})
+        yield keys.say("train_on_inputs", {} if plain else {"data.loss_on": loss})
         return
-    keys.say("train_on_inputs", {"data.loss_on": "all"} if whole else {}, MARKS if whole else "")
+    yield keys.say("train_on_inputs", {"data.loss_on": "all"} if whole else {}, MARKS if whole else "")
     chats = [each for each in train if each.kind is not None and each.kind.format == "chat"]
     losses = [_learned(each.keys) for each in chats]
     one = len(formats) == 1 and all(loss == losses[0] for loss in losses)
@@ -231,9 +236,9 @@ def _loss(keys: Keys, train: Sequence[Entry], kinds: Sequence[Kind]) -> None:
     made = [rows.with_own(source, {} if one or whole else own.get(id(each), {})) for each, source in sources]
     sets = {"data.loss_on": losses[0]} if one else {"data.train": made}
     for each, loss in zip(chats, losses, strict=True):
-        _turns(each.keys, loss, {} if whole else sets)
+        yield from _turns(each.keys, loss, {} if whole else sets)
     if one and not whole:
-        chats[0].keys.default("roles_to_train", ["assistant"], sets)
+        yield chats[0].keys.default("roles_to_train", ["assistant"], sets)
 
 
 def _roles(keys: Keys) -> list[str]:
@@ -249,29 +254,29 @@ def _learned(keys: Keys) -> Any:
     return list(dict.fromkeys(roles))
 
 
-def _turns(keys: Keys, loss: Any, sets: Mapping[str, Any]) -> None:
+def _turns(keys: Keys, loss: Any, sets: Mapping[str, Any]) -> Says:
     """Record which turns are trained on, and whether their ends are."""
     if keys.value("roles_to_train") is not None:
         known = _roles(keys) and set(_roles(keys)) <= set(ROLES)
         unknown = "" if known else "recipec trains on all turns of the assistant, and on no others"
-        keys.say("roles_to_train", sets, TOOL_ENDS if "tool" in loss else unknown)
+        yield keys.say("roles_to_train", sets, TOOL_ENDS if "tool" in loss else unknown)
     for name in ("train_on_eos", "train_on_eot"):
         ends = keys.choice(name, ("all", "turn", "last", "none"))
         if ends not in (None, "turn"):
-            keys.say(
+            yield keys.say(
                 name, {}, "recipec trains on the end of each turn that it trains on, and of no other turn"
             )
-        keys.same(name)
+        yield keys.same(name)
 
 
-def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> None:
+def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> Says:
     """Set the template of the file or of the first data set. Other templates are set for their sources."""
     formats = {each.kind.format for each in train if each.kind is not None}
     names = ("chat_template", "chat_template_jinja")
     if formats <= {"prompt_completion", "text"}:
         for below in (keys, *(each.keys for each in train)):
-            below.passive(names, "plain text has no template; a template is for conversations")
-        keys.passive(("eot_tokens",), "plain text has no turns")
+            yield from below.passive(names, "plain text has no template; a template is for conversations")
+        yield from keys.passive(("eot_tokens",), "plain text has no turns")
         return
     chats = [each for each in train if each.kind is not None and each.kind.format in ("chat", "preference")]
     told = [each for each in chats if each.named != "chat_template" or each.keys.given("chat_template")]
@@ -284,25 +289,27 @@ def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> None:
     found = own[id(told[0])] if alike and told else _named_template(keys, model)
     jinja = at.text("chat_template_jinja")
     if not found.known:
-        _refused_template(at, found)
+        yield from _refused_template(at, found)
     elif at.given(name):
-        at.say(name, found.sets, found.note)
+        yield at.say(name, found.sets, found.note)
     elif not jinja:
-        keys.default("chat_template", "tokenizer_default", {}, "Axolotl's default: the tokenizer's own")
-    at.same("chat_template_jinja", found.sets if at.given("chat_template_jinja") else None)
+        yield keys.default("chat_template", "tokenizer_default", {}, "Axolotl's default: the tokenizer's own")
+    yield at.same("chat_template_jinja", found.sets if at.given("chat_template_jinja") else None)
     if alike:
-        keys.passive(names, "the same as the other data sets")
+        yield from keys.passive(names, "the same as the other data sets")
         for each in told:
-            each.keys.passive((*names, each.named), "the same as the other data sets")
+            yield from each.keys.passive((*names, each.named), "the same as the other data sets")
     else:
         others = {key: each for key, each in own.items() if not each.known or each.sets != found.sets}
-        _own_templates(keys, train, others)
+        yield from _own_templates(keys, train, others)
     if system is not None:
-        keys.same("default_system_message", found.sets, "the system message of a conversation without one")
+        yield keys.same(
+            "default_system_message", found.sets, "the system message of a conversation without one"
+        )
     marked = any(each.named == "chat_template" for each in chats)
     if model is not None and not jinja and "chat" in formats and marked:
-        _ends(keys, model, found.ends)
-    keys.same("eot_tokens", note="the end of a turn, which the loss covers")
+        yield from _ends(keys, model, found.ends)
+    yield keys.same("eot_tokens", note="the end of a turn, which the loss covers")
 
 
 def _named_template(keys: Keys, model: Model | None) -> templates.Template:
@@ -318,13 +325,13 @@ def _template_of(each: Entry, model: Model | None, system: str | None) -> templa
     return templates.of("axolotl", each.kind.fastchat, model, changes)
 
 
-def _refused_template(keys: Keys, found: templates.Template) -> None:
+def _refused_template(keys: Keys, found: templates.Template) -> Says:
     message = templates.unknown("the chat template", keys.text("chat_template"), found)
     help = "chat_template: tokenizer_default, or chat_template_jinja"
-    keys.refuse("chat_template", E1147, message, help)
+    yield keys.refuse("chat_template", E1147, message, help)
 
 
-def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templates.Template]) -> None:
+def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templates.Template]) -> Says:
     """Set the templates of data sets whose turns are written differently from the others'."""
     placed = [each for each in train if each.source is not None]
     sources = zip(placed, keys.ledger.value("data.train", []), strict=True)
@@ -336,17 +343,19 @@ def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templat
         if found is None:
             continue
         if not found.known:
-            _refused_template(each.keys, found)
+            yield from _refused_template(each.keys, found)
         elif text is None:
             note = "a source cannot have the tokenizer's template as its own next to data.chat_template"
-            each.keys.refuse("chat_template", E1147, note, "chat_template_jinja with the template's text")
+            yield each.keys.refuse(
+                "chat_template", E1147, note, "chat_template_jinja with the template's text"
+            )
     for each in train:
         if (found := own.get(id(each))) is not None:
-            each.keys.say(each.named, {"data.train": made}, found.note)
-        each.keys.passive(("chat_template", "chat_template_jinja"), "part of its template")
+            yield each.keys.say(each.named, {"data.train": made}, found.note)
+        yield from each.keys.passive(("chat_template", "chat_template_jinja"), "part of its template")
 
 
-def _ends(keys: Keys, model: Model, written: str) -> None:
+def _ends(keys: Keys, model: Model, written: str) -> Says:
     """Record the token that ends a turn. Axolotl trains on the eos_token, or on one that eot_tokens names."""
     own = model.family.markers(model.architecture)
     if not own and not written:
@@ -355,27 +364,27 @@ def _ends(keys: Keys, model: Model, written: str) -> None:
     given = keys.value("eot_tokens")
     if isinstance(given, list) and given:
         if mark not in given:
-            keys.say("eot_tokens", {}, f"recipec trains on {mark}, with which the template ends a turn")
+            yield keys.say("eot_tokens", {}, f"recipec trains on {mark}, with which the template ends a turn")
     elif (own and mark != own[1]) or not (
         model.chat and tokenizer_of(model) in known("axolotl", "turn_ends")
     ):
         note = f"recipec trains on {mark}, the end of a turn; Axolotl does so only if it is the eos_token"
-        keys.default("eot_tokens", None, {}, note)
+        yield keys.default("eot_tokens", None, {}, note)
 
 
-def _evaluation(keys: Keys) -> None:
+def _evaluation(keys: Keys) -> Says:
     size = keys.number("val_set_size")
     if not size:
-        keys.same("val_set_size", note="the run holds out no rows")
+        yield keys.same("val_set_size", note="the run holds out no rows")
         if not keys.stands("val_set_size"):
-            keys.default("val_set_size", 0.0, {}, "Axolotl's default: no rows are held out")
+            yield keys.default("val_set_size", 0.0, {}, "Axolotl's default: no rows are held out")
         return
     seed = keys.integer("seed")
     sets, note = datasets.evaluation(keys, size, 42 if seed is None or seed < 0 else seed)
     if sets:
-        keys.say("val_set_size", sets, note or SPLIT)
+        yield keys.say("val_set_size", sets, note or SPLIT)
     else:
-        keys.unless("val_set_size", (), datasets.ROWS_HELD_OUT)
+        yield keys.unless("val_set_size", (), datasets.ROWS_HELD_OUT)
 
 
 E1141 = Code(
@@ -388,42 +397,42 @@ E1141 = Code(
 )
 
 
-def _kind(keys: Keys, objective: str, chatml: bool) -> Kind | None:
+def _kind(keys: Keys, objective: str, chatml: bool) -> Rule[Kind | None]:
     """Return the kind of a data set's rows, None after an error."""
     given = keys.value("type")
     if objective == "kto":
-        return _unpaired(keys, given)
+        return (yield from _unpaired(keys, given))
     if objective != "sft":
-        return _preference(keys, given)
+        return (yield from _preference(keys, given))
     if isinstance(given, dict):
-        _told(keys, "type", given)
-        _fillable(keys, given)
+        yield from _told(keys, "type", given)
+        yield from _fillable(keys, given)
         return user_defined(given)
     if given is None:
         message = "a data set has no `type`, which gives the format of its rows"
-        keys.refuse("type" if keys.stands("type") else "path", E1141, message, "type: chat_template")
+        yield keys.refuse("type" if keys.stands("type") else "path", E1141, message, "type: chat_template")
         return None
     name = str(given)
     if name == "chat_template":
-        return _chat(keys)
+        return (yield from _chat(keys))
     if name in SHAREGPT and chatml:
-        return _sharegpt(keys)
+        return (yield from _sharegpt(keys))
     if name == "completion":
         field = keys.text("field")
-        keys.same("field")
+        yield keys.same("field")
         fields = {"text": field} if field not in (None, "text") else {}
         return Kind("text", fields, remark=PIECES, overlong="split")
     style = keys.text("conversation")
     if name == "alpaca_chat" and style in STYLES:
-        keys.same("conversation")
+        yield keys.same("conversation")
         name = f"alpaca:{style}"
     found = plain_type(name)
     if found is None:
-        _unknown(keys, name)
+        yield from _unknown(keys, name)
     return found
 
 
-def _fillable(keys: Keys, given: Mapping[str, Any]) -> None:
+def _fillable(keys: Keys, given: Mapping[str, Any]) -> Says:
     """Refuse formats of the file's own type that name other values than those that Axolotl fills in."""
     for name in ("format", "no_input_format"):
         text = str(given.get(name) or "")
@@ -435,21 +444,23 @@ def _fillable(keys: Keys, given: Mapping[str, Any]) -> None:
             message = (
                 f"Axolotl stops at `{name}`: it fills in {{instruction}} and {{input}}, not {wrong[0]!r}"
             )
-            keys.refuse("type", E1145, message, f"end {name} where the answer begins; write braces twice")
+            yield keys.refuse(
+                "type", E1145, message, f"end {name} where the answer begins; write braces twice"
+            )
 
 
-def _texts(keys: Keys, packs: bool) -> Kind:
+def _texts(keys: Keys, packs: bool) -> Rule[Kind]:
     """Return the kind of a data set for pre-training, whose texts Axolotl cuts in two ways."""
     column = keys.text("text_column")
-    keys.same("text_column")
-    keys.unless("skip", (0,), "recipec uses all rows")
+    yield keys.same("text_column")
+    yield keys.unless("skip", (0,), "recipec uses all rows")
     fields = {"text": column} if column not in (None, "text") else {}
     if packs:
         return Kind("text", fields, note=WINDOWS, overlong="split")
     return Kind("text", fields, note=BEGINNINGS, overlong="truncate")
 
 
-def _unknown(keys: Keys, name: str) -> None:
+def _unknown(keys: Keys, name: str) -> Says:
     why = next((why for known, why in UNPORTED.items() if name.partition(".")[0] == known), "")
     message = f"recipec does not support the data set type `{name}`: {why}"
     message = message if why else f"unknown data set type `{name}`"
@@ -457,16 +468,16 @@ def _unknown(keys: Keys, name: str) -> None:
     if name in SHAREGPT:
         names = "field_messages: conversations, and message_property_mappings: {role: from, content: value}"
         help = f"conversation: chatml, if the turns have its marks; or type: chat_template, with {names}"
-    keys.refuse("type", E1141, message, help)
+    yield keys.refuse("type", E1141, message, help)
 
 
-def _told(keys: Keys, key: str, given: Mapping[str, Any]) -> None:
-    """Mark the keys of a mapping as recorded, together with the mapping itself."""
+def _told(keys: Keys, key: str, given: Mapping[str, Any]) -> Says:
+    """State that what is said of a mapping covers its keys."""
     for name in given:
-        keys.said.add(f"{key}.{name}")
+        yield keys.covered(f"{key}.{name}")
 
 
-def _chat(keys: Keys) -> Kind:
+def _chat(keys: Keys) -> Rule[Kind]:
     mapping, role, content = _mapping(keys)
     conversation = keys.text("field_messages") or "messages"
     tools = keys.text("field_tools") or "tools"
@@ -474,31 +485,31 @@ def _chat(keys: Keys) -> Kind:
     marks = keys.text("message_field_training")
     names |= {"weight": marks} if marks else {}
     fields = {name: given for name, given in names.items() if name != given}
-    words = _words(keys)
+    words = yield from _words(keys)
     unmarked = "recipec selects messages only by role, and converts the names of the roles"
-    keys.say("message_field_training", {}, (MARKED if words is None else unmarked) if marks else "")
+    yield keys.say("message_field_training", {}, (MARKED if words is None else unmarked) if marks else "")
     for name in ("field_messages", "field_tools", "message_field_role", "message_field_content"):
-        keys.same(name, {"data.fields": fields} if fields and keys.given(name) else None)
-    _beside(keys, mapping, {} if words else fields)
+        yield keys.same(name, {"data.fields": fields} if fields and keys.given(name) else None)
+    yield from _beside(keys, mapping, {} if words else fields)
     if words is None and keys.flag("drop_system_message"):
-        keys.say("drop_system_message", {"data.transform": conversion.TRANSFORM})
+        yield keys.say("drop_system_message", {"data.transform": conversion.TRANSFORM})
         return Kind("chat", fields, transform=conversion.without_system(conversation, role))
-    keys.unless("drop_system_message", (False,), "system messages stay")
-    keys.same("drop_system_message")
+    yield keys.unless("drop_system_message", (False,), "system messages stay")
+    yield keys.same("drop_system_message")
     if words is None:
         return Kind("chat", fields)
     tags = conversion.Tagged(conversation, role, content, words)
     return Kind("chat", transform=conversion.tagged(tags))
 
 
-def _sharegpt(keys: Keys) -> Kind:
+def _sharegpt(keys: Keys) -> Rule[Kind]:
     """Return the kind for conversations of ShareGPT, as Axolotl 0.4 read them."""
     words = {}
     for name, usual, role in (("field_human", "human", "user"), ("field_model", "gpt", "assistant")):
         words[keys.text(name) or usual] = role
-        keys.same(name, note="the same role under another name")
-    keys.same("strict", note="recipec reads the usual names of roles")
-    keys.unless("roles", (), "recipec reads the usual names of roles")
+        yield keys.same(name, note="the same role under another name")
+    yield keys.same("strict", note="recipec reads the usual names of roles")
+    yield keys.unless("roles", (), "recipec reads the usual names of roles")
     columns = ("conversations", "from", "value")
     if all(ALIASES.get(word, word) == role for word, role in words.items()):
         fields = dict(zip(("messages", "role", "content"), columns, strict=True))
@@ -514,7 +525,7 @@ def _mapping(keys: Keys) -> tuple[dict[str, Any], str, str]:
     return mapping, role, content
 
 
-def _words(keys: Keys) -> dict[str, str] | None:
+def _words(keys: Keys) -> Rule[dict[str, str] | None]:
     """Return the data's words for roles that are unknown here, or None if all roles are known."""
     given = keys.mapping("roles")
     words = {
@@ -522,32 +533,32 @@ def _words(keys: Keys) -> dict[str, str] | None:
         for role, names in given.items()
         for word in (names if isinstance(names, list) else [names])
     }
-    keys.same("roles", note="the same roles under other names")
+    yield keys.same("roles", note="the same roles under other names")
     usual = {**ALIASES, **{role: role for role in ROLES}}
     return None if all(usual.get(word) == role for word, role in words.items()) else words
 
 
-def _beside(keys: Keys, mapping: Mapping[str, Any], fields: Mapping[str, str]) -> None:
+def _beside(keys: Keys, mapping: Mapping[str, Any], fields: Mapping[str, str]) -> Says:
     """Record what chat_template reads of messages in addition to role and content."""
     others = [name for name, given in mapping.items() if name not in ("role", "content") and name != given]
     if others:
         note = f"{', '.join(others)}: messages keep the names of these keys"
-        keys.say("message_property_mappings", {}, note)
-    keys.same("message_property_mappings", {"data.fields": fields} if fields and mapping else None)
-    keys.follow(OF_MESSAGES)
+        yield keys.say("message_property_mappings", {}, note)
+    yield keys.same("message_property_mappings", {"data.fields": fields} if fields and mapping else None)
+    yield from keys.follow(OF_MESSAGES)
 
 
-def _preference(keys: Keys, given: Any) -> Kind | None:
+def _preference(keys: Keys, given: Any) -> Rule[Kind | None]:
     name = "" if isinstance(given, dict) else str(given)
     if name in (*(f"chat_template.{end}" for end in ("default", "argilla", "argilla_chat")), "chat_template"):
         chosen, rejected = keys.text("field_chosen") or "chosen", keys.text("field_rejected") or "rejected"
         conversation = keys.text("field_messages") or "messages"
         _, role, content = _mapping(keys)
-        words = _words(keys)
+        words = yield from _words(keys)
         for end in ("messages", "chosen", "rejected"):
-            keys.same(f"field_{end}")
+            yield keys.same(f"field_{end}")
         for end in ("property_mappings", "field_role", "field_content"):
-            keys.same(f"message_{end}")
+            yield keys.same(f"message_{end}")
         if "argilla" in name and words is None:
             pairs = (("chosen", chosen), ("rejected", rejected), ("role", role), ("content", content))
             fields = {here: there for here, there in pairs if here != there}
@@ -557,7 +568,7 @@ def _preference(keys: Keys, given: Any) -> Kind | None:
     if name in ("passthrough", "passthrough.default"):
         return Kind("preference")
     if isinstance(given, dict):
-        _told(keys, "type", given)
+        yield from _told(keys, "type", given)
         return _own_preference(given)
     template, _, rows = name.partition(".")
     if template in WRITTEN and rows == "argilla_chat":
@@ -565,7 +576,7 @@ def _preference(keys: Keys, given: Any) -> Kind | None:
     if template in WRITTEN and rows in DPO_COLUMNS:
         made = conversion.ranked(*DPO_COLUMNS[rows], system="system", turns=rows == "ultra")
         return Kind("preference", transform=made, note=WRITTEN_BY.format(template))
-    _unknown(keys, name or "none")
+    yield from _unknown(keys, name or "none")
     return None
 
 
@@ -582,9 +593,9 @@ KTO_COLUMNS = {"argilla": "instruction", "intel": "question", "prompt_pairs": "p
 """The columns of the questions in Axolotl's types for kto."""
 
 
-def _unpaired(keys: Keys, given: Any) -> Kind | None:
+def _unpaired(keys: Keys, given: Any) -> Rule[Kind | None]:
     if isinstance(given, dict):
-        _told(keys, "type", given)
+        yield from _told(keys, "type", given)
         names = {name: str(given.get(f"field_{name}") or name) for name in ("prompt", "completion", "label")}
         formats = any(given.get(f"{name}_format") for name in ("prompt", "completion"))
         note = (
@@ -596,7 +607,9 @@ def _unpaired(keys: Keys, given: Any) -> Kind | None:
         return Kind(UNPAIRED)
     if template not in WRITTEN or rows not in (*KTO_COLUMNS, "argilla_chat"):
         message = f"unknown data set type `{given}` of kto"
-        keys.refuse("type", E1141, message, "type: chatml.argilla, or none for prompt, completion and label")
+        yield keys.refuse(
+            "type", E1141, message, "type: chatml.argilla, or none for prompt, completion and label"
+        )
         return None
     if rows == "argilla_chat":
         made = conversion.tagged(conversion.Tagged("completion", label="label"))

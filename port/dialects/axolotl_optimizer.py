@@ -5,45 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from recipec.port.engine import Says
 from recipec.port.keys import Keys
 from recipec.port.meaning import trainer, training
 from recipec.port.refusals import E1144, E1160
 
 
-def say_optimizer(keys: Keys) -> None:
+def say_optimizer(keys: Keys) -> Says:
     """Record the optimizer and its arguments."""
     rate = keys.number("learning_rate")
     if rate is None and not keys.stands("learning_rate"):
         message = "`learning_rate` is missing, and Axolotl has no default for it"
-        keys.refuse("learning_rate", E1144, message, "learning_rate: 2e-4")
-    keys.same("learning_rate", {"train.optimizer.learning_rate": rate} if rate and rate > 0 else None)
+        yield keys.refuse("learning_rate", E1144, message, "learning_rate: 2e-4")
+    yield keys.same("learning_rate", {"train.optimizer.learning_rate": rate} if rate and rate > 0 else None)
     name = keys.text("optimizer") or "adamw_torch_fused"
     found = training.optimizer_of(name)
-    training.say_optimizer(keys, "optimizer", name, found, "adamw_torch")
+    yield from training.say_optimizer(keys, "optimizer", name, found, "adamw_torch")
     decay = keys.number("weight_decay")
     note = trainer.DECAYED if decay and keys.ledger.value("lora", "") is None else ""
-    keys.say("weight_decay", {"train.optimizer.weight_decay": decay} if decay is not None else {}, note)
+    yield keys.say("weight_decay", {"train.optimizer.weight_decay": decay} if decay is not None else {}, note)
     norm = (keys.number("max_grad_norm") or None) if keys.given("max_grad_norm") else 1.0
-    keys.default("max_grad_norm", 1.0, {"train.optimizer.max_grad_norm": norm}, "the Trainer's default")
+    yield keys.default("max_grad_norm", 1.0, {"train.optimizer.max_grad_norm": norm}, "the Trainer's default")
     try:
         given = training.arguments(keys.value("optim_args"))
     except (ValueError, AttributeError):
         message = "`optim_args` is not of the form NAME=VALUE"
-        keys.refuse("optim_args", E1160, message, "optim_args: momentum=0.9")
+        yield keys.refuse("optim_args", E1160, message, "optim_args: momentum=0.9")
         given = {}
     if found.name == "rmsprop":
-        keys.passive(ADAM, "rmsprop does not read it")
-        trainer.say_rmsprop(keys, given)
+        yield from keys.passive(ADAM, "rmsprop does not read it")
+        yield from trainer.say_rmsprop(keys, given)
         return
     own = training.BY_AXOLOTL.get(name)
     defaults = training.TORCH_DEFAULTS[own or "adamw"]
     if found.name in ("adamw", "lion"):
-        _moments(keys, defaults, name if own else "")
+        yield from _moments(keys, defaults, name if own else "")
     if found.name == "adamw":
         eps = (keys.number("adam_epsilon") if keys.given("adam_epsilon") else None) or defaults["eps"]
-        keys.default("adam_epsilon", defaults["eps"], {"train.optimizer.eps": eps}, _whose(own, name))
-    keys.passive(ADAM, f"{found.name} does not have this setting")
-    _arguments(keys, name, own, found.name, given)
+        yield keys.default("adam_epsilon", defaults["eps"], {"train.optimizer.eps": eps}, _whose(own, name))
+    yield from keys.passive(ADAM, f"{found.name} does not have this setting")
+    yield from _arguments(keys, name, own, found.name, given)
 
 
 ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
@@ -53,7 +54,7 @@ def _whose(own: str | None, name: str) -> str:
     return f"the default of {name}'s class" if own else "the Trainer's default"
 
 
-def _moments(keys: Keys, defaults: Mapping[str, Any], own: str) -> None:
+def _moments(keys: Keys, defaults: Mapping[str, Any], own: str) -> Says:
     """Record the decays of the moments. Axolotl gives its own classes both of them or neither."""
     names = ("adam_beta1", "adam_beta2")
     values = [keys.number(key) if keys.given(key) else None for key in names]
@@ -62,14 +63,16 @@ def _moments(keys: Keys, defaults: Mapping[str, Any], own: str) -> None:
         used = default if alone or value is None else value
         sets = {f"train.optimizer.{path}": used}
         if alone and keys.given(key):
-            keys.same(key, sets, f"Axolotl gives {own} both betas or neither: the class's default applies")
-        keys.default(key, default, sets, _whose(own, own))
+            yield keys.same(
+                key, sets, f"Axolotl gives {own} both betas or neither: the class's default applies"
+            )
+        yield keys.default(key, default, sets, _whose(own, own))
 
 
 EXAMPLES = {"momentum": "0.9", "eps": "1e-8"}
 
 
-def _arguments(keys: Keys, name: str, own: str | None, rule: str, given: Mapping[str, str]) -> None:
+def _arguments(keys: Keys, name: str, own: str | None, rule: str, given: Mapping[str, str]) -> Says:
     """Record `optim_args`, arguments of the class. Transformers passes on those of a few optimizers."""
     read = {"momentum": "momentum"} if rule == "sgd" else {"eps": "eps"} if own and rule == "adamw" else {}
     sets: dict[str, Any] = {}
@@ -79,9 +82,9 @@ def _arguments(keys: Keys, name: str, own: str | None, rule: str, given: Mapping
                 sets[f"train.optimizer.{read[key]}"] = float(text)
             except ValueError:
                 message = f"optim_args: {key} is {text}, which is not a number"
-                keys.refuse("optim_args", E1160, message, f"optim_args: {key}={EXAMPLES[key]}")
+                yield keys.refuse("optim_args", E1160, message, f"optim_args: {key}={EXAMPLES[key]}")
     lost = [key for key in given if key not in read]
     if lost and (own or rule == "sgd"):
         note = f"{', '.join(lost)}: recipec's optimizer does not have these settings"
-        keys.say("optim_args", sets, note)
-    keys.same("optim_args", sets, f"{name} does not read them" if lost else "")
+        yield keys.say("optim_args", sets, note)
+    yield keys.same("optim_args", sets, f"{name} does not read them" if lost else "")

@@ -7,6 +7,7 @@ from typing import Any
 from recipec.compiler.catalog import Model, is_directory, original_of
 from recipec.compiler.wording import listing
 from recipec.port.common import say_common
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys, defaults_of, keys_of, pretraining, table, tools, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, conversion, datasets, models, training
@@ -70,30 +71,30 @@ TRAIN = {
 """The defaults of `train` in finetune lora and full, as far as they differ from those of TrainArgs."""
 
 
-def port(ledger: Ledger) -> None:
+def rules(ledger: Ledger) -> Says:
     """Record what became of every key."""
     source = ledger.sources.main
-    method = _method(Keys(ledger, source, TITLE))
+    method = yield from _method(Keys(ledger, source, TITLE))
     given = {"precision": "bf16-mixed", "optimizer": "AdamW"}
     keys = Keys(ledger, source, TITLE, {**defaults_of("litgpt", method), **given})
     train = keys.below("train", {**defaults_of("litgpt", "train"), **TRAIN})
-    named = _model(keys)
+    named = yield from _model(keys)
     if method == "lora":
-        _lora(keys, named.model if named else None)
+        yield from _lora(keys, named.model if named else None)
     else:
-        ledger.set("lora", None, "full fine-tuning")
-        adapters.refuse_quantized(keys, "quantize", "add lora_r, or remove quantize")
-    devices = _devices(keys)
-    _batch(train, devices)
-    _length(train)
-    _schedule(train)
-    _optimizer(keys, train)
-    _precision(keys, method == "lora")
-    _data(keys, train, named)
-    _rest(keys, train)
+        yield keys.sets("lora", None, "full fine-tuning")
+        yield from adapters.refuse_quantized(keys, "quantize", "add lora_r, or remove quantize")
+    devices = yield from _devices(keys)
+    yield from _batch(train, devices)
+    yield from _length(train)
+    yield from _schedule(train)
+    yield from _optimizer(keys, train)
+    yield from _precision(keys, method == "lora")
+    yield from _data(keys, train, named)
+    yield from _rest(keys, train)
 
 
-def _method(keys: Keys) -> str:
+def _method(keys: Keys) -> Rule[str]:
     """Return the method, lora (which includes qlora) or full: from the keys, or else from the file's name."""
     name = keys.source.path.stem.lower()
     if any(keys.stands(key) for key in keys_of("litgpt", "lora") if key.startswith("lora_")):
@@ -101,18 +102,18 @@ def _method(keys: Keys) -> str:
     if "adapter" in name:
         help = "port a configuration of finetune lora or full"
         message = "litgpt's adapter methods learn prefixes, which have no counterpart in recipec"
-        keys.refuse("checkpoint_dir", E1149, message, help)
+        yield keys.refuse("checkpoint_dir", E1149, message, help)
     return "lora" if "lora" in name else "full"
 
 
-def _model(keys: Keys) -> Named | None:
+def _model(keys: Keys) -> Rule[Named | None]:
     name = keys.text("checkpoint_dir")
     if name is None:
         help = "--set checkpoint_dir=checkpoints/Qwen/Qwen3-8B"
         if keys.given("model_name") and not keys.given("initial_checkpoint_dir"):
-            keys.refuse("model_name", *pretraining(help))
+            yield keys.refuse("model_name", *pretraining(help))
             return None
-        keys.refuse("checkpoint_dir", E1144, "the file names no model", help)
+        yield keys.refuse("checkpoint_dir", E1144, "the file names no model", help)
         return None
     named = models.resolve(_id(name), keys.source.path.parent)
     if named.model is None and (original := original_of(name.rstrip("/").rpartition("/")[2])):
@@ -120,14 +121,14 @@ def _model(keys: Keys) -> Named | None:
     parts = name.removeprefix("checkpoints/").strip("/").split("/")
     if named.model is None and (len(parts) != 2 or is_directory(name)) and "/" in name.strip("/"):
         named = models.resolve(name if is_directory(name) else f"./{name}", keys.source.path.parent)
-        keys.same("checkpoint_dir", {"model.id": named.id}, "the weights in this folder")
+        yield keys.same("checkpoint_dir", {"model.id": named.id}, "the weights in this folder")
         return named
     if named.note:
-        keys.say("checkpoint_dir", {"model.id": named.id}, named.note)
+        yield keys.say("checkpoint_dir", {"model.id": named.id}, named.note)
     last = "the last part of the folder's path is litgpt's name for the model"
     whole = named.id == "/".join(name.rstrip("/").split("/")[-2:])
     note = "the last two parts of the folder's path are the model's id" if whole else last
-    keys.same("checkpoint_dir", {"model.id": named.id}, note)
+    yield keys.same("checkpoint_dir", {"model.id": named.id}, note)
     return named
 
 
@@ -140,112 +141,112 @@ def _id(folder: str) -> str:
     return f"{owner}/{name}" if owner else name
 
 
-def _lora(keys: Keys, model: Model | None) -> None:
-    keys.follow(OF_LORA)
+def _lora(keys: Keys, model: Model | None) -> Says:
+    yield from keys.follow(OF_LORA)
     targets = [name for flag, names in FLAGS.items() for name in names if keys.flag(flag)]
     if not targets:
-        keys.refuse("lora_query", E1148, "no projection carries an adapter", "lora_query: true")
+        yield keys.refuse("lora_query", E1148, "no projection carries an adapter", "lora_query: true")
     targets, note = adapters.fused(model, targets)
     for flag in FLAGS:
-        keys.say(flag, {"lora.targets": targets} if targets else None, note if keys.flag(flag) else "")
-    adapters.say_head(keys, "lora_head")
-    keys.ledger.set(
+        yield keys.say(flag, {"lora.targets": targets} if targets else None, note if keys.flag(flag) else "")
+    yield from adapters.say_head(keys, "lora_head")
+    yield keys.sets(
         "lora.init", "peft", "A is uniform with the bound 1/sqrt(fan_in) and B is zero, as in the tool"
     )
     name = keys.choice("quantize", QUANTIZED)
     precision = keys.text("precision") or "bf16-mixed"
     if name is None:
-        keys.same("quantize", note="not quantized")
+        yield keys.same("quantize", note="not quantized")
         return
     if "mixed" in precision:
         message = "litgpt stops if the base model is quantized and mixed precision is on"
         key = "precision" if keys.given("precision") else "quantize"
-        keys.refuse(key, E1145, message, "precision: bf16-true")
+        yield keys.refuse(key, E1145, message, "precision: bf16-true")
     made = adapters.quantized(*QUANTIZED[name])
-    keys.say("quantize", {"lora.quantize": made.value}, made.note)
+    yield keys.say("quantize", {"lora.quantize": made.value}, made.note)
 
 
-def _devices(keys: Keys) -> int:
+def _devices(keys: Keys) -> Rule[int]:
     given = keys.value("devices")
     nodes = keys.integer("num_nodes") or 1
     if given in ("auto", -1, "-1"):
-        keys.same("devices", note="all GPUs of the machine; --devices gives their number")
+        yield keys.same("devices", note="all GPUs of the machine; --devices gives their number")
         return keys.ledger.devices or nodes
     count = keys.integer("devices") or 1
     if keys.given("quantize") and count * nodes > 1:
-        keys.refuse(
+        yield keys.refuse(
             "devices", E1145, "litgpt trains on a quantized base model only with one GPU", "devices: 1"
         )
     note = f"{count * nodes} data-parallel devices, which share the global batch"
-    keys.passive(("devices", "num_nodes"), note)
+    yield from keys.passive(("devices", "num_nodes"), note)
     return keys.ledger.devices or count * nodes
 
 
-def _batch(train: Keys, devices: int) -> None:
+def _batch(train: Keys, devices: int) -> Says:
     """Record the global batch, which is divided among devices and micro-batches, rounded down."""
     rows, micro = train.integer("global_batch_size") or 1, train.integer("micro_batch_size") or 1
     accumulation = rows // devices // micro
     if accumulation < 1:
         stops = f"litgpt stops at a global_batch_size of {rows}"
         message = f"{stops}, with {micro} rows on each of {devices} devices"
-        train.refuse("global_batch_size", E1145, message, f"global_batch_size: {micro * devices}")
+        yield train.refuse("global_batch_size", E1145, message, f"global_batch_size: {micro * devices}")
         accumulation = 1
     made = training.Batch(micro, accumulation, devices)
     note = "" if made.rows == rows else f"{made.rows} rows: litgpt rounds {rows} down to {made}"
-    train.say("micro_batch_size", {"train.micro_batch_size": micro})
+    yield train.say("micro_batch_size", {"train.micro_batch_size": micro})
     sets = {"train.global_batch_size": made.rows}
     if note and train.given("global_batch_size"):
-        train.same("global_batch_size", sets, note)
-    train.say("global_batch_size", sets, note)
+        yield train.same("global_batch_size", sets, note)
+    yield train.say("global_batch_size", sets, note)
     why = "litgpt takes the mean of its micro-batches' means"
     why += ", on each device by itself" if devices > 1 else ""
-    train.ledger.set("train.loss_normalization", "micro_batches", why)
+    yield train.sets("train.loss_normalization", "micro_batches", why)
 
 
-def _length(train: Keys) -> None:
+def _length(train: Keys) -> Says:
     steps, epochs = train.integer("max_steps"), train.integer("epochs")
     if steps:
         note = "" if epochs is None else f"litgpt runs at most {epochs} epochs"
-        train.say("max_steps", {"train.steps": steps}, note)
-        train.same("epochs", note="max_steps sets the length of the run, unless the epochs are shorter")
+        yield train.say("max_steps", {"train.steps": steps}, note)
+        yield train.same("epochs", note="max_steps sets the length of the run, unless the epochs are shorter")
     else:
-        train.say("epochs", {"train.epochs": epochs})
-        train.same("max_steps", note="null: whole epochs")
+        yield train.say("epochs", {"train.epochs": epochs})
+        yield train.same("max_steps", note="null: whole epochs")
 
 
-def _schedule(train: Keys) -> None:
+def _schedule(train: Keys) -> Says:
     steps = train.integer("lr_warmup_steps")
-    train.say("lr_warmup_steps", {"train.schedule.warmup_steps": steps})
-    train.ledger.set(
+    yield train.say("lr_warmup_steps", {"train.schedule.warmup_steps": steps})
+    yield train.sets(
         "train.schedule.name", "cosine", "litgpt's schedule: a linear warm-up, then a cosine to zero"
     )
     for key in ("max_tokens", "max_norm", "tie_embeddings", "lr_warmup_fraction"):
         if train.given(key):
             message = f"litgpt's finetune stops at {key}, which only pretrain reads"
-            train.refuse(key, E1145, message, f"remove {key}")
-        train.same(key, note="null: finetune does not read it")
+            yield train.refuse(key, E1145, message, f"remove {key}")
+        yield train.same(key, note="null: finetune does not read it")
 
 
-def _optimizer(keys: Keys, train: Keys) -> None:
+def _optimizer(keys: Keys, train: Keys) -> Says:
     """Record the optimizer: a name, or a class with its arguments. In litgpt 0.3 it is AdamW."""
     found, arguments = keys.value("optimizer"), keys.below("optimizer.init_args")
     if not keys.stands("optimizer") and any(train.given(key) for key in OLDER):
-        keys.ledger.set("train.optimizer.name", "adamw", "the optimizer of litgpt 0.3, as these keys say")
+        yield keys.sets("train.optimizer.name", "adamw", "the optimizer of litgpt 0.3, as these keys say")
         full = {"learning_rate": 3e-3} if keys.ledger.value("lora", "") is None else {}
         train.defaults = {**OLDER, **full, **train.defaults}
-        train.follow(OF_OLDER)
-        keys.ledger.set("train.optimizer.eps", 1e-8, "torch.optim.AdamW's default")
+        yield from train.follow(OF_OLDER)
+        yield keys.sets("train.optimizer.eps", 1e-8, "torch.optim.AdamW's default")
     elif isinstance(found, dict):
         name = str(found.get("class_path") or "torch.optim.AdamW")
-        training.say_torch_optimizer(arguments, name, keys.below("optimizer"), "class_path")
+        yield from training.say_torch_optimizer(arguments, name, keys.below("optimizer"), "class_path")
     else:
-        training.say_torch_optimizer(arguments, str(found), keys, "optimizer")
-    keys.ledger.set(
+        yield from training.say_torch_optimizer(arguments, str(found), keys, "optimizer")
+    yield keys.sets(
         "train.optimizer.max_grad_norm", None, "litgpt does not clip gradients when it fine-tunes"
     )
 
 
-def _precision(keys: Keys, lora: bool) -> None:
+def _precision(keys: Keys, lora: bool) -> Says:
     half = "recipec uses bfloat16 instead of float16: more range, three bits less precision"
     notes = {
         "bf16-mixed": "recipec keeps the weights in bfloat16; litgpt in float32",
@@ -256,51 +257,53 @@ def _precision(keys: Keys, lora: bool) -> None:
     }
     found = keys.choice("precision", notes) or "bf16-mixed"
     made = "float32" if found == "32-true" else "bfloat16"
-    keys.say("precision", {"model.dtype": made}, notes.get(found, ""))
+    yield keys.say("precision", {"model.dtype": made}, notes.get(found, ""))
     whole = found.endswith("true") and made == "bfloat16"
     if lora:
         dtype = "bfloat16" if whole else "float32"
-        keys.ledger.set("lora.dtype", dtype, "litgpt keeps adapters in this precision")
+        yield keys.sets("lora.dtype", dtype, "litgpt keeps adapters in this precision")
     elif made == "bfloat16":
-        keys.ledger.set("train.optimizer.master_weights", not whole)
+        yield keys.sets("train.optimizer.master_weights", not whole)
 
 
-def _logs(keys: Keys) -> None:
+def _logs(keys: Keys) -> Says:
     name, log = keys.text("logger_name"), keys.below("log")
     project = log.text("project")
     if name == "wandb":
         model = (keys.text("checkpoint_dir") or "").rstrip("/").rpartition("/")[2]
         sets = {training.PROJECT: project or f"finetune-{model}"}
-        log.same("project", sets if log.given("project") else None)
-        keys.same("logger_name", sets)
+        yield log.same("project", sets if log.given("project") else None)
+        yield keys.same("logger_name", sets)
         for key, variable in (("run", "WANDB_NAME"), ("group", "WANDB_RUN_GROUP")):
-            log.unless(key, training.OFF, f"set {variable} in the environment of the run")
+            yield log.unless(key, training.OFF, f"set {variable} in the environment of the run")
     elif name in ("mlflow", "litlogger"):
-        keys.unless("logger_name", (), f"recipec does not log to this service: {training.LOGS}")
-    keys.same("logger_name", {"train.log.tensorboard": True} if name == "tensorboard" else None, "a log")
-    keys.mappings(("log",))
-    log.passive(keys.mapping("log"), "a log")
+        yield keys.unless("logger_name", (), f"recipec does not log to this service: {training.LOGS}")
+    yield keys.same(
+        "logger_name", {"train.log.tensorboard": True} if name == "tensorboard" else None, "a log"
+    )
+    yield from keys.mappings(("log",))
+    yield from log.passive(keys.mapping("log"), "a log")
 
 
-def _rest(keys: Keys, train: Keys) -> None:
+def _rest(keys: Keys, train: Keys) -> Says:
     seed = keys.integer("seed")
     if keys.given("seed"):
         note = "recipec uses another random generator: other draws of the same distribution"
-        keys.same("seed", {"train.seed": seed}, note)
-    keys.say("seed", {"train.seed": seed})
+        yield keys.same("seed", {"train.seed": seed}, note)
+    yield keys.say("seed", {"train.seed": seed})
     every = train.integer("save_interval")
     kept = train.given("save_interval") and every
-    train.same("save_interval", {"checkpoint.every_steps": every} if kept else None)
+    yield train.same("save_interval", {"checkpoint.every_steps": every} if kept else None)
     evaluation = keys.below("eval")
     steps = evaluation.integer("interval")
-    evaluation.same("interval", {"train.eval_every": steps} if steps else None)
-    keys.mappings(("data", "train", "eval", "optimizer"))
-    keys.below("data").mappings(("init_args",))
-    keys.below("optimizer").mappings(("init_args",))
-    training.directory(keys, "out_dir")
-    _logs(keys)
-    keys.follow(KEYS)
-    say_common(keys, NAME)
+    yield evaluation.same("interval", {"train.eval_every": steps} if steps else None)
+    yield from keys.mappings(("data", "train", "eval", "optimizer"))
+    yield from keys.below("data").mappings(("init_args",))
+    yield from keys.below("optimizer").mappings(("init_args",))
+    yield from training.directory(keys, "out_dir")
+    yield from _logs(keys)
+    yield from keys.follow(KEYS)
+    yield from say_common(keys, NAME)
 
 
 SOURCES = {
@@ -314,7 +317,7 @@ DEFAULT_FRACTION = 0.05
 """The share of a JSON file's rows that litgpt holds out by default."""
 
 
-def _data(keys: Keys, train: Keys, named: Named | None) -> None:
+def _data(keys: Keys, train: Keys, named: Named | None) -> Says:
     found = keys.value("data")
     name = (
         found.get("class_path") if isinstance(found, dict) else found if isinstance(found, str | None) else ""
@@ -323,81 +326,83 @@ def _data(keys: Keys, train: Keys, named: Named | None) -> None:
     section = keys.below("data.init_args")
     known = f"litgpt.data.{name}"
     section.defaults = defaults_of(NAME, known) if known in tools()[NAME]["sections"] else {}
-    datasets.length(train, "max_seq_length")
-    keys.ledger.set("data.packing", False, "litgpt does not pack samples when it fine-tunes")
+    yield from datasets.length(train, "max_seq_length")
+    yield keys.sets("data.packing", False, "litgpt does not pack samples when it fine-tunes")
     if name not in (*SOURCES, "JSON"):
         names = listing([f"litgpt.data.{one}" for one in ("JSON", *SOURCES)], "or")
         message = f"the data module {name} has no counterpart in recipec"
         key = "data.class_path" if keys.stands("data.class_path") else "data"
         help = f"write its rows to a file, with class_path: litgpt.data.JSON; recipec reads {names}"
-        keys.refuse(key, E1143, message, help)
+        yield keys.refuse(key, E1143, message, help)
         return
-    source = _json(section) if name == "JSON" else datasets.source(f"hf://{SOURCES[name]}")
+    source = (yield from _json(section)) if name == "JSON" else datasets.source(f"hf://{SOURCES[name]}")
     if isinstance(found, dict):
         copy = "the Hugging Face Hub's copy of the same rows, which may have been corrected"
         note = "" if name in ("JSON", "Alpaca2k") else copy
-        keys.below("data").say("class_path", {"data.train": [source]}, note)
+        yield keys.below("data").say("class_path", {"data.train": [source]}, note)
     else:
         keys.defaults = {**keys.defaults, "data": "litgpt.data.Alpaca"}
-        keys.say("data", {"data.train": [source]}, "the Hugging Face Hub's copy of the same rows")
-    _held_out(section, name)
-    _prompts(section, named)
+        yield keys.say("data", {"data.train": [source]}, "the Hugging Face Hub's copy of the same rows")
+    yield from _held_out(section, name)
+    yield from _prompts(section, named)
     on = "completion" if section.flag("mask_prompt") else "all"
-    section.say("mask_prompt", {"data.loss_on": on})
+    yield section.say("mask_prompt", {"data.loss_on": on})
     seed = section.integer("seed")
-    section.say("seed", {"data.shuffle_seed": seed})
-    section.follow(OF_DATA)
+    yield section.say("seed", {"data.shuffle_seed": seed})
+    yield from section.follow(OF_DATA)
 
 
-def _json(section: Keys) -> Any:
+def _json(section: Keys) -> Rule[Any]:
     path = section.text("json_path")
     if path is None:
-        section.refuse("json_path", E1143, "litgpt.data.JSON names no file", "json_path: data/train.jsonl")
+        yield section.refuse(
+            "json_path", E1143, "litgpt.data.JSON names no file", "json_path: data/train.jsonl"
+        )
         return ""
     if path.endswith((".json", ".jsonl")):
-        section.same("json_path", note="data.train")
+        yield section.same("json_path", note="data.train")
         return path
     folder = section.source.path.parent / path
     files = {}
     for split in ("train", "val"):
         lines = (folder / f"{split}.jsonl").is_file() and not (folder / f"{split}.json").is_file()
         files[split] = f"{path.rstrip('/')}/{split}.json{'l' if lines else ''}"
-    section.same("json_path", {"data.eval": [files["val"]]}, "a folder with the files train and val")
+    yield section.same("json_path", {"data.eval": [files["val"]]}, "a folder with the files train and val")
     return files["train"]
 
 
-def _held_out(section: Keys, name: str) -> None:
+def _held_out(section: Keys, name: str) -> Says:
     folder = bool(section.ledger.value("data.eval"))
     if name == "JSON" and not folder and not section.given("val_split_fraction"):
         section.defaults = {**section.defaults, "val_split_fraction": DEFAULT_FRACTION}
     share = section.number("val_split_fraction")
     if folder or share is None:
-        section.same("val_split_fraction", note="the folder has its own evaluation rows")
+        yield section.same("val_split_fraction", note="the folder has its own evaluation rows")
         return
     if not 0 < share < 1:
         message = f"val_split_fraction is {share:g}, and must be between 0 and 1"
-        section.refuse("val_split_fraction", E1160, message, "val_split_fraction: 0.05")
+        yield section.refuse("val_split_fraction", E1160, message, "val_split_fraction: 0.05")
         return
     sets = {"data.eval_fraction": share, "data.eval_seed": section.integer("seed")}
-    section.say("val_split_fraction", sets, "as many rows, drawn by another random generator")
+    yield section.say("val_split_fraction", sets, "as many rows, drawn by another random generator")
 
 
-def _prompts(section: Keys, named: Named | None) -> None:
+def _prompts(section: Keys, named: Named | None) -> Says:
     """Record the prompt style, which a transform writes. Only Alpaca's style uses the rows' `input`."""
     style = section.text("prompt_style") or "alpaca"
     text = defaults_of(NAME, "styles").get(style)
     if style == "default":
         made = {"data.format": "prompt_completion"}
         fields = {"data.fields": {"prompt": "instruction", "completion": "output"}}
-        section.say("prompt_style", {**made, **fields})
+        yield section.say("prompt_style", {**made, **fields})
     elif style == "alpaca" or text:
         begins = named and named.model and tokenizer_of(named.model) in known("adds_bos")
         text = text.removeprefix("<|begin_of_text|>") if text and begins else text
         prompt = conversion.Prompt("", text, input=None) if text else conversion.alpaca_prompt()
-        section.ledger.files[conversion.FILE] = conversion.prompts(prompt, f"litgpt's {style} style")
-        section.say(
+        yield section.file(conversion.FILE, conversion.prompts(prompt, f"litgpt's {style} style"))
+        yield section.say(
             "prompt_style", {"data.format": "prompt_completion", "data.transform": conversion.TRANSFORM}
         )
     else:
         message = f"the prompt style {style} has no counterpart in recipec"
-        section.refuse("prompt_style", E1163, message, "prompt_style: alpaca, or default")
+        yield section.refuse("prompt_style", E1163, message, "prompt_style: alpaca, or default")

@@ -10,8 +10,8 @@ from typing import Any
 from recipec.compiler.catalog import Model
 from recipec.compiler.lowering.formats import ALONE
 from recipec.compiler.wording import listing
-from recipec.port import mesh
 from recipec.port.common import say_common, say_start, say_tokens
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import OFF, Keys, defaults_of, keys_of, table, tools, words
 from recipec.port.ledger import Ledger, Verdict
 from recipec.port.meaning import (
@@ -62,88 +62,92 @@ BALANCED = ("granitemoe", "mixtral", "olmoe", "qwen3_moe")
 """Families to whose models LLaMA-Factory passes `moe_aux_loss_coef`."""
 
 
-def port(ledger: Ledger) -> None:
+def rules(ledger: Ledger) -> Says:
     """Record what became of every key."""
     defaults = {"optim": "adamw_torch_fused", **defaults_of(NAME, "train")}
     keys = Keys(ledger, ledger.sources.main, TITLE, defaults)
-    stage = _stage(keys)
-    method = _method(keys)
-    model = _model(keys)
-    run = Run(method == "lora", keys.number("learning_rate") or 0.0, muon=_muon(keys, method == "lora"))
-    launch, taken = trainer.placement(keys, sharding.ray(keys, trainer.launched(keys)))
-    launch = replace(launch, shared=launch.shared * _megatron(keys))
+    stage = yield from _stage(keys)
+    method = yield from _method(keys)
+    model = yield from _model(keys)
+    run = Run(
+        method == "lora", keys.number("learning_rate") or 0.0, muon=(yield from _muon(keys, method == "lora"))
+    )
+    launch, taken = yield from trainer.placement(
+        keys, (yield from sharding.ray(keys, (yield from trainer.launched(keys))))
+    )
+    launch = replace(launch, shared=launch.shared * (yield from _megatron(keys)))
     for name in ("fsdp", "deepspeed"):
         if not isinstance(keys.value(name), dict):
-            keys.same(name, note=sharding.MESH)
+            yield keys.same(name, note=sharding.MESH)
     if run.lora:
-        _lora(keys, model)
+        yield from _lora(keys, model)
     elif method == "freeze":
-        freezing.say_layers(keys, model)
-    _quantized(keys, run, model)
-    experts.say_coefficient(keys, "moe_aux_loss_coef", model, BALANCED)
-    _data(keys, model, stage)
-    _token_loss(keys, stage, run.lora)
-    trainer.say_run(keys, run, launch, taken, _dtype(keys, run))
-    _undivided(keys)
+        yield from freezing.say_layers(keys, model)
+    yield from _quantized(keys, run, model)
+    yield from experts.say_coefficient(keys, "moe_aux_loss_coef", model, BALANCED)
+    yield from _data(keys, model, stage)
+    yield from _token_loss(keys, stage, run.lora)
+    yield from trainer.say_run(keys, run, launch, taken, (yield from _dtype(keys, run)))
+    yield from _undivided(keys)
     if stage == "kto" and ledger.value("train.micro_batch_size") == 1:
-        ledger.set("train.micro_batch_size", 2)
-        mesh.amend(ledger, "train.micro_batch_size", Verdict.APPROXIMATED, BY_TWO)
+        yield keys.sets("train.micro_batch_size", 2)
+        yield keys.amend("train.micro_batch_size", Verdict.APPROXIMATED, BY_TWO)
     if ledger.devices is None and launch.processes is None:
         rows = {"train.global_batch_size": ledger.value("train.global_batch_size")}
-        sharding.assumed(ledger, launch, rows)
-    keys.same("warmup_ratio")
+        yield from sharding.assumed(keys, launch, rows)
+    yield keys.same("warmup_ratio")
     if keys.flag("disable_shuffling"):
-        keys.say("disable_shuffling", {"data.shuffle_seed": None})
-    keys.same("disable_shuffling", note="off")
-    datasets.say_stream(keys, "streaming", ("buffer_size",), 16384)
+        yield keys.say("disable_shuffling", {"data.shuffle_seed": None})
+    yield keys.same("disable_shuffling", note="off")
+    yield from datasets.say_stream(keys, "streaming", ("buffer_size",), 16384)
     off = keys.flag("disable_gradient_checkpointing") and not launch.remat
-    keys.say("disable_gradient_checkpointing", {"remat.policy": "none" if off else "decoder"})
+    yield keys.say("disable_gradient_checkpointing", {"remat.policy": "none" if off else "decoder"})
     held = ledger.value("data.eval_fraction") or ledger.value("data.eval")
-    if not trainer.evaluation(keys) and held:
+    if not (yield from trainer.evaluation(keys)) and held:
         note = "LLaMA-Factory does not evaluate but holds out the rows; recipec evaluates on them"
         sets = {"train.eval_every": 100}
-        keys.default("eval_strategy", "no", sets, f"LLaMA-Factory's default is {note}")
-    trainer.bookkeeping(keys)
+        yield keys.default("eval_strategy", "no", sets, f"LLaMA-Factory's default is {note}")
+    yield from trainer.bookkeeping(keys)
     if not keys.flag("create_new_adapter"):
-        say_start(keys, "adapter_name_or_path", of_base=True)
-    say_tokens(keys, "add_special_tokens", "resize_vocab")
-    keys.follow(KEYS, OFF)
-    say_common(keys, NAME)
+        yield from say_start(keys, "adapter_name_or_path", of_base=True)
+    yield from say_tokens(keys, "add_special_tokens", "resize_vocab")
+    yield from keys.follow(KEYS, OFF)
+    yield from say_common(keys, NAME)
 
 
-def _stage(keys: Keys) -> str:
+def _stage(keys: Keys) -> Rule[str]:
     stage = keys.text("stage") or "sft"
     only = next((key for key in ("do_predict", "do_eval") if keys.flag(key)), None)
     idle = "do_train" if keys.given("do_train") else only
     if idle and not keys.flag("do_train"):
         message = "the file does not train: `do_train` is off"
-        keys.refuse(idle, E1149, message, "--set do_train=true, if the run is to train")
+        yield keys.refuse(idle, E1149, message, "--set do_train=true, if the run is to train")
     if stage not in ("sft", "dpo", "kto", "pt"):
         message = f"`stage: {stage}` is another kind of training: recipes have {listing(OBJECTIVES)}"
-        keys.refuse("stage", E1149, message, "stage: sft; or dpo or kto with preferences")
+        yield keys.refuse("stage", E1149, message, "stage: sft; or dpo or kto with preferences")
         stage = "sft"
     loss = keys.text("pref_loss") or "sigmoid"
     if stage == "kto":
-        keys.say("stage", {"train.objective": "kto"}, OTHERS)
-        keys.say("pref_beta", {"train.beta": keys.number("pref_beta")})
-        losses.weights(keys, "kto_chosen_weight", "kto_rejected_weight")
-        keys.passive(OF_PREFERENCES - {"pref_beta", "pref_ftx"}, "the stage kto does not read it")
+        yield keys.say("stage", {"train.objective": "kto"}, OTHERS)
+        yield keys.say("pref_beta", {"train.beta": keys.number("pref_beta")})
+        yield from losses.weights(keys, "kto_chosen_weight", "kto_rejected_weight")
+        yield from keys.passive(OF_PREFERENCES - {"pref_beta", "pref_ftx"}, "the stage kto does not read it")
         return stage
     if stage != "dpo":
-        keys.same("stage", {"train.objective": "sft"}, BEGINS if stage == "pt" else "")
-        keys.passive(OF_PREFERENCES, f"the stage {stage} does not read it")
+        yield keys.same("stage", {"train.objective": "sft"}, BEGINS if stage == "pt" else "")
+        yield from keys.passive(OF_PREFERENCES, f"the stage {stage} does not read it")
         return stage
     if loss not in LOSSES:
         message = f"`pref_loss: {loss}` has no counterpart: recipes have {listing(LOSSES)}"
-        keys.refuse("pref_loss", E1163, message, "pref_loss: sigmoid")
+        yield keys.refuse("pref_loss", E1163, message, "pref_loss: sigmoid")
     sets = LOSSES.get(loss, LOSSES["sigmoid"])
-    keys.say("stage", {"train.objective": sets["train.objective"]})
-    keys.same("pref_loss", sets if keys.given("pref_loss") else None)
-    keys.say("pref_beta", {"train.beta": keys.number("pref_beta")})
+    yield keys.say("stage", {"train.objective": sets["train.objective"]})
+    yield keys.same("pref_loss", sets if keys.given("pref_loss") else None)
+    yield keys.say("pref_beta", {"train.beta": keys.number("pref_beta")})
     smoothing = keys.number("dpo_label_smoothing")
-    keys.same("dpo_label_smoothing", {"train.label_smoothing": smoothing} if smoothing else None)
+    yield keys.same("dpo_label_smoothing", {"train.label_smoothing": smoothing} if smoothing else None)
     if loss == "simpo":
-        keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
+        yield keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
     return stage
 
 
@@ -157,49 +161,53 @@ MEGATRON = words(
 )
 
 
-def _megatron(keys: Keys) -> int:
+def _megatron(keys: Keys) -> Rule[int]:
     """Record the keys of runs on Megatron (USE_MCA=1). Return the number of GPUs that share their rows."""
     shared = 1
     for key in GROUPS:
         if keys.stands(key):
             size = max(keys.integer(key) or 1, 1)
             shared *= size
-            keys.same(key, note=sharding.sharing(size))
-    keys.passive(MEGATRON, "how Megatron divides and fuses the work, which affects speed and memory")
-    keys.learned("use_packed_sequences", OFF, "recipec packs by `packing`")
-    keys.learned("mixed_precision", (*OFF, "bf16_mixed"), "recipec computes in model.dtype")
+            yield keys.same(key, note=sharding.sharing(size))
+    yield from keys.passive(
+        MEGATRON, "how Megatron divides and fuses the work, which affects speed and memory"
+    )
+    yield keys.learned("use_packed_sequences", OFF, "recipec packs by `packing`")
+    yield keys.learned("mixed_precision", (*OFF, "bf16_mixed"), "recipec computes in model.dtype")
     return shared
 
 
-def _token_loss(keys: Keys, stage: str, lora: bool) -> None:
+def _token_loss(keys: Keys, stage: str, lora: bool) -> Says:
     if stage != "sft":
-        keys.passive((*WEIGHTED, "eaft_alpha", "asft_alpha"), f"the stage {stage} does not read it")
+        yield from keys.passive(
+            (*WEIGHTED, "eaft_alpha", "asft_alpha"), f"the stage {stage} does not read it"
+        )
     on = [key for key in WEIGHTED if keys.flag(key) and key not in keys.said]
     for key in on[:1]:
         if WEIGHTED[key] == "asft" and lora:
             message = "LLaMA-Factory makes no reference for `use_asft_loss` with adapters, and stops"
-            keys.refuse(key, E1145, message, "finetuning_type: full")
-        losses.weighted(keys, key, WEIGHTED[key])
+            yield keys.refuse(key, E1145, message, "finetuning_type: full")
+        yield from losses.weighted(keys, key, WEIGHTED[key])
         for other in on[1:]:
             message = f"`{key}` and `{other}` are different losses, and LLaMA-Factory uses only one"
-            keys.refuse(other, E1145, message, "keep one of them")
+            yield keys.refuse(other, E1145, message, "keep one of them")
         if alpha := {"eaft": "eaft_alpha", "asft": "asft_alpha"}.get(WEIGHTED[key]):
-            keys.say(alpha, {f"train.{alpha}": keys.number(alpha)})
-    keys.passive(WEIGHTED, "off")
+            yield keys.say(alpha, {f"train.{alpha}": keys.number(alpha)})
+    yield from keys.passive(WEIGHTED, "off")
 
 
-def _muon(keys: Keys, lora: bool) -> str:
+def _muon(keys: Keys, lora: bool) -> Rule[str]:
     """Return the key that selects Muon, "" if the run has another optimizer."""
     if lora:
-        keys.learned("use_muon", OFF, "recipec's muon does not train adapters")
+        yield keys.learned("use_muon", OFF, "recipec's muon does not train adapters")
     first = next((key for key in BEFORE_MUON if keys.value(key) not in OFF), None)
     if first or lora or not keys.flag("use_muon"):
-        keys.same("use_muon", note=f"{first} comes first" if first else "off")
+        yield keys.same("use_muon", note=f"{first} comes first" if first else "off")
         return ""
     return "use_muon"
 
 
-def _undivided(keys: Keys) -> None:
+def _undivided(keys: Keys) -> Says:
     """Correct what the run says of batches and clipping for asft.
 
     LLaMA-Factory adds up the means of its micro-batches, and transformers does not divide a custom loss.
@@ -208,66 +216,70 @@ def _undivided(keys: Keys) -> None:
     if ledger.value("train.loss_type") != "asft":
         return
     note = "with asft, LLaMA-Factory takes a mean over each micro-batch"
-    ledger.set("train.loss_normalization", "micro_batches", note)
+    yield keys.sets("train.loss_normalization", "micro_batches", note)
     norm, path = ledger.value("train.optimizer.max_grad_norm"), "train.optimizer.max_grad_norm"
     if norm and count > 1:
         note = f"with asft, LLaMA-Factory clips the sum of {count} micro-batches' gradients, not their mean"
-        ledger.set(path, norm / count, note)
-        mesh.amend(ledger, path, Verdict.APPROXIMATED, note)
+        yield keys.sets(path, norm / count, note)
+        yield keys.amend(path, Verdict.APPROXIMATED, note)
 
 
-def _method(keys: Keys) -> str:
+def _method(keys: Keys) -> Rule[str]:
     method = keys.text("finetuning_type") or "lora"
     if method not in ("lora", "full", "freeze"):
         message = f"`finetuning_type: {method}` has no counterpart: recipes have lora, full and freeze"
-        keys.refuse("finetuning_type", E1149, message, "finetuning_type: lora")
+        yield keys.refuse("finetuning_type", E1149, message, "finetuning_type: lora")
         return "lora"
     if method != "lora":
         what = "all parameters are trained" if method == "full" else "it trains the modules of train.only"
-        keys.same("finetuning_type", {"lora": None}, what)
+        yield keys.same("finetuning_type", {"lora": None}, what)
         names = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora")
-        keys.passive(names, f"the run has no adapters: {what}")
-    keys.same("finetuning_type", note="it adds the lora section")
+        yield from keys.passive(names, f"the run has no adapters: {what}")
+    yield keys.same("finetuning_type", note="it adds the lora section")
     if not keys.stands("finetuning_type"):
-        keys.default("finetuning_type", "lora", {})
+        yield keys.default("finetuning_type", "lora", {})
     return method
 
 
-def _model(keys: Keys) -> Model | None:
-    found = models.say_model(keys, "model_name_or_path", "model_revision")
+def _model(keys: Keys) -> Rule[Model | None]:
+    found = yield from models.say_model(keys, "model_name_or_path", "model_revision")
     if found is None:
         return None
     flashes = found.model is None or found.model.family.flash_attention
     fused = keys.value("flash_attn") in ("fa2", "fa3") and flashes
     sets = {"model.attention": "splash" if fused else "dot"}
-    keys.same("flash_attn", sets if keys.given("flash_attn") else None)
+    yield keys.same("flash_attn", sets if keys.given("flash_attn") else None)
     return found.model
 
 
-def _lora(keys: Keys, model: Model | None) -> None:
+def _lora(keys: Keys, model: Model | None) -> Says:
     rank = keys.integer("lora_rank") or 8
-    keys.say("lora_rank", {"lora.rank": rank})
+    yield keys.say("lora_rank", {"lora.rank": rank})
     alpha = keys.number("lora_alpha") if keys.given("lora_alpha") else None
     if alpha:
-        keys.say("lora_alpha", {"lora.alpha": alpha})
+        yield keys.say("lora_alpha", {"lora.alpha": alpha})
     else:
         note = "LLaMA-Factory's default: twice the rank"
-        keys.default("lora_alpha", 2 * rank, {"lora.alpha": 2 * rank}, note)
-    keys.same("use_rslora", {"lora.rslora": True} if keys.flag("use_rslora") else None, "alpha / sqrt(rank)")
-    keys.same("use_dora", {"lora.kind": "dora"} if keys.flag("use_dora") else None)
+        yield keys.default("lora_alpha", 2 * rank, {"lora.alpha": 2 * rank}, note)
+    yield keys.same(
+        "use_rslora", {"lora.rslora": True} if keys.flag("use_rslora") else None, "alpha / sqrt(rank)"
+    )
+    yield keys.same("use_dora", {"lora.kind": "dora"} if keys.flag("use_dora") else None)
     if keys.flag("pissa_init"):
         iterations = keys.integer("pissa_iter") or -1
-        keys.say("pissa_init", {"lora.init": f"pissa_niter_{iterations}" if iterations > 0 else "pissa"})
-        keys.same("pissa_iter", note="part of lora.init")
+        yield keys.say(
+            "pissa_init", {"lora.init": f"pissa_niter_{iterations}" if iterations > 0 else "pissa"}
+        )
+        yield keys.same("pissa_iter", note="part of lora.init")
         note = "merge.py writes the adapter for the unchanged base model, with twice the rank"
-        keys.same("pissa_convert", note=note)
-    keys.passive(("pissa_init", "pissa_iter", "pissa_convert"), "off")
+        yield keys.same("pissa_convert", note=note)
+    yield from keys.passive(("pissa_init", "pissa_iter", "pissa_convert"), "off")
     given = keys.texts("lora_target") or "all"
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
     spec: str | list[str] = "all-linear" if names == ["all"] else names
     if model is not None:
         spec = target_modules(model, names, keys.flag("freeze_vision_tower"))
-    adapters.say_dropout(keys, adapters.say_targets(keys, "lora_target", model, spec))
+    yield from adapters.say_dropout(keys, (yield from adapters.say_targets(keys, "lora_target", model, spec)))
 
 
 def target_modules(model: Model, names: list[str], freeze_tower: bool = True) -> list[str]:
@@ -296,12 +308,12 @@ def target_modules(model: Model, names: list[str], freeze_tower: bool = True) ->
     ]
 
 
-def _quantized(keys: Keys, run: Run, model: Model | None) -> None:
+def _quantized(keys: Keys, run: Run, model: Model | None) -> Says:
     details = ("quantization_type", "double_quantization", "quantization_method")
     bits = keys.integer("quantization_bit")
     if bits is None or not run.lora:
-        adapters.refuse_quantized(keys, "quantization_bit", "finetuning_type: lora")
-        keys.passive(("quantization_bit", *details), "the base model is not quantized")
+        yield from adapters.refuse_quantized(keys, "quantization_bit", "finetuning_type: lora")
+        yield from keys.passive(("quantization_bit", *details), "the base model is not quantized")
         return
     method = str(keys.value("quantization_method") or "bnb").lower()
     other = (
@@ -313,37 +325,37 @@ def _quantized(keys: Keys, run: Run, model: Model | None) -> None:
         made = adapters.quantized(bits, kind, nested, experts.has_experts(model))
     except ValueError:
         message = f"a base model in {bits} bits has no counterpart: recipes have nf4 and int8"
-        keys.refuse("quantization_bit", E1146, message, "quantization_bit: 4")
-        keys.passive(details, "part of lora.quantize")
+        yield keys.refuse("quantization_bit", E1146, message, "quantization_bit: 4")
+        yield from keys.passive(details, "part of lora.quantize")
         return
     sets = {"lora.quantize": made.value}
-    keys.say("quantization_bit", sets, "; ".join(filter(None, (made.note, other))))
+    yield keys.say("quantization_bit", sets, "; ".join(filter(None, (made.note, other))))
     for name in details:
-        keys.same(name, sets if keys.given(name) else None, "part of lora.quantize")
+        yield keys.same(name, sets if keys.given(name) else None, "part of lora.quantize")
 
 
-def _dtype(keys: Keys, run: Run) -> str:
+def _dtype(keys: Keys, run: Run) -> Rule[str]:
     pure = keys.flag("pure_bf16")
-    keys.same("pure_bf16", {"model.dtype": "bfloat16"} if pure else None)
+    yield keys.same("pure_bf16", {"model.dtype": "bfloat16"} if pure else None)
     if pure or not run.lora:
         return "bfloat16" if pure else "float32"
     return "float16" if keys.flag("fp16") else "bfloat16" if keys.flag("bf16") else "auto"
 
 
-def _data(keys: Keys, model: Model | None, stage: str) -> None:
+def _data(keys: Keys, model: Model | None, stage: str) -> Says:
     """Record the keys of `data`."""
-    chosen = _chosen(keys, "dataset", "data.train", stage)
-    others = _chosen(keys, "eval_dataset", "data.eval", stage)
-    chosen = _form(keys, chosen, others, stage)
-    _mixing(keys, chosen)
-    keys.passive(("dataset", "eval_dataset", "dataset_dir", "max_samples"), "")
-    _template(keys, model, stage)
-    _lengths(keys, stage)
-    _masks(keys, stage)
-    _held_out(keys, bool(others))
+    chosen = yield from _chosen(keys, "dataset", "data.train", stage)
+    others = yield from _chosen(keys, "eval_dataset", "data.eval", stage)
+    chosen = yield from _form(keys, chosen, others, stage)
+    yield from _mixing(keys, chosen)
+    yield from keys.passive(("dataset", "eval_dataset", "dataset_dir", "max_samples"), "")
+    yield from _template(keys, model, stage)
+    yield from _lengths(keys, stage)
+    yield from _masks(keys, stage)
+    yield from _held_out(keys, bool(others))
     if keys.flag("split_special_tokens"):
-        keys.say("split_special_tokens", {"data.special_tokens": "text"}, SPLIT)
-    keys.same("split_special_tokens", note="off")
+        yield keys.say("split_special_tokens", {"data.special_tokens": "text"}, SPLIT)
+    yield keys.same("split_special_tokens", note="off")
 
 
 def _names(keys: Keys, key: str) -> list[str]:
@@ -361,12 +373,12 @@ E1151 = Code(
 )
 
 
-def _chosen(keys: Keys, key: str, path: str, stage: str) -> list[DataSet]:
+def _chosen(keys: Keys, key: str, path: str, stage: str) -> Rule[list[DataSet]]:
     names = _names(keys, key)
     if not names:
         if key == "dataset":
             help = "dataset: my_data, and its dataset_info.json"
-            keys.refuse(key, E1143, "the file names no data set", help)
+            yield keys.refuse(key, E1143, "the file names no data set", help)
         return []
     info, folder = _info(keys)
     entries = (info.source.get(info.prefix.rstrip(".")) if info else None) or {}
@@ -378,29 +390,31 @@ def _chosen(keys: Keys, key: str, path: str, stage: str) -> list[DataSet]:
             out.append(DataSet(datasets.source(f"hf://{name}", None, None, limit), "chat", {}, made))
         elif info is None and not folder.startswith("REMOTE:") and (entry := own_data_set(name)):
             entries = datasets.unwritten(keys, {name: entry})
-            out.append(_data_set(entries.below(name), name, folder, limit, stage))
-            notes.append(datasets.retold(keys, key, entries))
+            out.append((yield from _data_set(entries.below(name), name, folder, limit, stage)))
+            notes.append((yield from datasets.retold(keys, key, entries)))
             if file := entry.get("file_name"):
                 notes.append(own_file(f"data/{file}"))
         elif info is None:
             message = f"`{name}` is in LLaMA-Factory's dataset_info.json, which is not among the files"
             help = f"recipe port {keys.source.path.name} {folder}/dataset_info.json"
-            keys.refuse(key, E1151, message, help)
+            yield keys.refuse(key, E1151, message, help)
         elif not isinstance(info.source.get(f"{info.prefix}{name}"), dict):
             close = get_close_matches(name, list(entries), n=1)
             help = f"did you mean `{close[0]}`?" if close else f"add `{name}` to {info.source.file}"
-            keys.refuse(key, E1151, f"`{name}` is not in {info.source.file}", help)
+            yield keys.refuse(key, E1151, f"`{name}` is not in {info.source.file}", help)
         else:
-            out.append(_data_set(info.below(name), name, folder, limit, stage))
+            out.append((yield from _data_set(info.below(name), name, folder, limit, stage)))
     if info:
         used = {*_names(keys, "dataset"), *_names(keys, "eval_dataset")}
-        info.unused([name for name in entries if name not in used], "this run does not use the data set")
+        yield from info.unused(
+            [name for name in entries if name not in used], "this run does not use the data set"
+        )
     sources = [found.source for found in out if found.source is not None]
     if sources:
-        keys.said.discard(key)
-        keys.say(key, {path: sources}, "; ".join(dict.fromkeys(filter(None, notes))))
+        yield keys.withdraw(key)
+        yield keys.say(key, {path: sources}, "; ".join(dict.fromkeys(filter(None, notes))))
         if limit:
-            keys.same("max_samples", {path: sources}, f"the first {limit} rows of each source")
+            yield keys.same("max_samples", {path: sources}, f"the first {limit} rows of each source")
     return out
 
 
@@ -427,7 +441,7 @@ def _info(keys: Keys) -> tuple[Keys | None, str]:
     return cached, str(folder)
 
 
-def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) -> list[DataSet]:
+def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) -> Rule[list[DataSet]]:
     """Set the form of the rows: once for all data sets, or for each if they differ."""
     found = _joined([*chosen, *others])
     for each in found:
@@ -436,33 +450,33 @@ def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) 
             has = has if losses.UNPAIRED in (each.format, JUDGED.get(stage)) else ""
             has = has or f"with{'' if each.ranking else 'out'} ranking"
             message = f"a data set {has} is not for the stage {stage}"
-            keys.said.discard("dataset")
+            yield keys.withdraw("dataset")
             help = "stage: dpo for preferences, kto for rows with kto_tag, sft for the others"
-            keys.refuse("dataset", E1142, message, help)
+            yield keys.refuse("dataset", E1142, message, help)
             return chosen
     if not rows.alike(found):
-        made = rows.apart(keys.ledger, [(each.source, each) for each in found])
+        made = yield from rows.apart(keys, [(each.source, each) for each in found])
         found = [replace(each, source=source) for each, source in zip(found, made, strict=True)]
         for path, part in (("data.train", found[: len(chosen)]), ("data.eval", found[len(chosen) :])):
             if sources := [each.source for each in part if each.source is not None]:
-                keys.ledger.set(path, sources)
+                yield keys.sets(path, sources)
     elif found:
         first = found[0]
-        keys.ledger.set("data.format", first.format, first.note)
+        yield keys.sets("data.format", first.format, first.note)
         if first.fields:
-            keys.ledger.set("data.fields", dict(first.fields))
+            yield keys.sets("data.fields", dict(first.fields))
         if first.transform:
-            keys.ledger.files[conversion.FILE] = first.transform
+            yield keys.file(conversion.FILE, first.transform)
             why = "LLaMA-Factory joins columns in its own way"
-            keys.ledger.set("data.transform", conversion.TRANSFORM, why)
+            yield keys.sets("data.transform", conversion.TRANSFORM, why)
     return found[: len(chosen)]
 
 
-def _mixing(keys: Keys, found: list[DataSet]) -> None:
+def _mixing(keys: Keys, found: list[DataSet]) -> Says:
     strategy = keys.text("mix_strategy") or "concat"
     if strategy == "concat" or len(found) < 2:
-        keys.same("mix_strategy")
-        keys.same("interleave_probs", note="the data sets are concatenated")
+        yield keys.same("mix_strategy")
+        yield keys.same("interleave_probs", note="the data sets are concatenated")
         return
     given = keys.value("interleave_probs")
     shares = str(given).split(",") if isinstance(given, str) else given or []
@@ -476,93 +490,95 @@ def _mixing(keys: Keys, found: list[DataSet]) -> None:
     except (TypeError, ValueError):
         pass
     note = "recipec draws by weights until it has gone through each source"
-    keys.say("mix_strategy", {"data.train": made}, note)
-    keys.same("interleave_probs", {"data.train": made})
+    yield keys.say("mix_strategy", {"data.train": made}, note)
+    yield keys.same("interleave_probs", {"data.train": made})
 
 
-def _template(keys: Keys, model: Model | None, stage: str) -> None:
+def _template(keys: Keys, model: Model | None, stage: str) -> Says:
     name, system, thinking = keys.text("template"), keys.text("default_system"), keys.flag("enable_thinking")
     if stage == "pt":
         of_chats = ("template", "default_system", "enable_thinking", "preserve_thinking")
         if name == "llama3":
-            keys.say("template", {}, LLAMA3_ENDS)
-        keys.passive(of_chats, "plain text has no template")
+            yield keys.say("template", {}, LLAMA3_ENDS)
+        yield from keys.passive(of_chats, "plain text has no template")
         return
     found = templates.llamafactory(name, model, thinking, system)
     if not found.known:
         near = get_close_matches(str(name), templates.LLAMAFACTORY, n=3, cutoff=0.0)
         message = templates.unknown("the template", name, found)
         way = "leave it out to use the tokenizer's own template"
-        keys.refuse("template", E1147, message, f"{way}; similar names are {listing(near)}")
+        yield keys.refuse("template", E1147, message, f"{way}; similar names are {listing(near)}")
     elif mark := templates.missing_end(found.ends, model, str(keys.value("add_special_tokens"))):
         assert model is not None
-        keys.ledger.set("data.chat_template", found.sets["data.chat_template"])
+        yield keys.sets("data.chat_template", found.sets["data.chat_template"])
         message = templates.spelled(mark, model, "LLaMA-Factory")
-        keys.refuse("template", E1180, message, f"--set 'add_special_tokens={mark}'")
+        yield keys.refuse("template", E1180, message, f"--set 'add_special_tokens={mark}'")
     elif keys.given("template"):
         notes = (found.note, templates.PIECES, TURN_ENDS if found.last else "")
-        keys.say("template", found.sets, "; ".join(filter(None, notes)))
+        yield keys.say("template", found.sets, "; ".join(filter(None, notes)))
     else:
-        keys.default("template", None, {}, OWN)
+        yield keys.default("template", None, {}, OWN)
     for key in ("default_system", "enable_thinking"):
-        keys.same(key, found.sets if keys.given("template") and keys.given(key) else None)
+        yield keys.same(key, found.sets if keys.given("template") and keys.given(key) else None)
     note = "with mask_history, recipec always keeps the reasoning of earlier turns"
-    keys.unless("preserve_thinking", (False,), note)
+    yield keys.unless("preserve_thinking", (False,), note)
 
 
-def _lengths(keys: Keys, stage: str) -> None:
+def _lengths(keys: Keys, stage: str) -> Says:
     length = keys.integer("cutoff_len") or 2048
     neat = keys.flag("neat_packing")
     asked = neat or keys.flag("packing")
     # Packing takes one token off only if the file asks for it. The stage pt switches it on after that point.
     sets: dict[str, Any] = {"data.max_length": length - 1 if asked else length}
     if keys.given("cutoff_len"):
-        keys.same("cutoff_len", sets, "LLaMA-Factory packs rows of one token less" if asked else "")
+        yield keys.same("cutoff_len", sets, "LLaMA-Factory packs rows of one token less" if asked else "")
     else:
-        keys.default("cutoff_len", length, sets)
+        yield keys.default("cutoff_len", length, sets)
     packs = asked or (stage == "pt" and keys.value("packing") is None)
     over = {"data.overlong": "split" if stage == "pt" and packs else "truncate"}
     if stage == "pt":
         way = "of all texts together" if packs else "at cutoff_len"
-        keys.ledger.defaulted("truncation", way, over, BLOCKS if packs else "the same as here")
+        yield keys.defaulted("truncation", way, over, BLOCKS if packs else "the same as here")
     else:
-        keys.ledger.set("data.overlong", "truncate", CUT)
-        keys.ledger.defaulted("truncation", "in proportion", over, CUT)
+        yield keys.sets("data.overlong", "truncate", CUT)
+        yield keys.defaulted("truncation", "in proportion", over, CUT)
     sets = {"data.packing": packs}
     if neat:
-        keys.say("neat_packing", sets, "recipec fills rows in another order: other samples share a row")
-        keys.same("packing", note="neat_packing holds")
+        yield keys.say("neat_packing", sets, "recipec fills rows in another order: other samples share a row")
+        yield keys.same("packing", note="neat_packing holds")
     else:
-        keys.same("neat_packing", note="off")
-        keys.say("packing", sets, (BLOCKS if stage == "pt" else MIXED) if packs else "")
+        yield keys.same("neat_packing", note="off")
+        yield keys.say("packing", sets, (BLOCKS if stage == "pt" else MIXED) if packs else "")
     if "data.packing" not in keys.ledger.lines:
-        keys.default("packing", packs, sets, BLOCKS if stage == "pt" and packs else "")
+        yield keys.default("packing", packs, sets, BLOCKS if stage == "pt" and packs else "")
 
 
-def _masks(keys: Keys, stage: str) -> None:
+def _masks(keys: Keys, stage: str) -> Says:
     whole, last = keys.flag("train_on_prompt"), keys.flag("mask_history")
     if stage in JUDGED:
-        keys.passive(("train_on_prompt", "mask_history"), "the loss compares the answers of preferences")
+        yield from keys.passive(
+            ("train_on_prompt", "mask_history"), "the loss compares the answers of preferences"
+        )
         return
     if whole and last:
         message = "`mask_history` and `train_on_prompt` exclude each other in LLaMA-Factory"
-        keys.refuse("mask_history", E1145, message, "keep one of them")
+        yield keys.refuse("mask_history", E1145, message, "keep one of them")
     sets = {"data.loss_on": "all" if whole or stage == "pt" else "last_assistant" if last else "assistant"}
-    keys.say("train_on_prompt", sets)
-    keys.same("mask_history", sets if last else None)
+    yield keys.say("train_on_prompt", sets)
+    yield keys.same("mask_history", sets if last else None)
 
 
-def _held_out(keys: Keys, others: bool) -> None:
+def _held_out(keys: Keys, others: bool) -> Says:
     size = keys.number("val_size") or 0.0
     if size and others:
         message = "`val_size` and `eval_dataset` exclude each other in LLaMA-Factory"
-        keys.refuse("val_size", E1145, message, "keep one of them")
+        yield keys.refuse("val_size", E1145, message, "keep one of them")
     made, note = datasets.evaluation(keys, size, keys.integer("seed") or 0)
     if made:
-        keys.say("val_size", made, note)
+        yield keys.say("val_size", made, note)
     elif size >= 1:
-        keys.unless("val_size", (0, 0.0), datasets.ROWS_HELD_OUT)
-    keys.same("val_size", note="the run holds out no rows")
+        yield keys.unless("val_size", (0, 0.0), datasets.ROWS_HELD_OUT)
+    yield keys.same("val_size", note="the run holds out no rows")
 
 
 COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "messages": "conversations"}
@@ -612,22 +628,24 @@ class DataSet:
     columns: conversion.Alpaca | None = None
 
 
-def _data_set(keys: Keys, name: str, folder: str, limit: int | None, stage: str) -> DataSet:
+def _data_set(keys: Keys, name: str, folder: str, limit: int | None, stage: str) -> Rule[DataSet]:
     """Read an entry of dataset_info.json, and record each of its keys."""
-    source = _source(keys, name, folder, limit)
-    columns = _named(keys, "columns", COLUMNS)
-    tags = _named(keys, "tags", TAGS)
+    source = yield from _source(keys, name, folder, limit)
+    columns = yield from _named(keys, "columns", COLUMNS)
+    tags = yield from _named(keys, "tags", TAGS)
     formatting = keys.choice("formatting", ("alpaca", "sharegpt", "openai")) or "alpaca"
     ranking = keys.flag("ranking")
-    _media(keys, columns)
+    yield from _media(keys, columns)
     if stage == "pt":
         made = DataSet(source, "text", {"text": columns.get("prompt") or "text"})
     elif formatting == "alpaca":
         made = _alpaca(source, columns, ranking)
     else:
         made = _conversations(source, columns, tags, formatting, ranking)
-    keys.say("formatting", {"data.format": made.format} if keys.given("formatting") else None, made.note)
-    keys.same("ranking", note="two answers of a prompt" if ranking else "")
+    yield keys.say(
+        "formatting", {"data.format": made.format} if keys.given("formatting") else None, made.note
+    )
+    yield keys.same("ranking", note="two answers of a prompt" if ranking else "")
     return made
 
 
@@ -646,7 +664,7 @@ def _joined(found: list[DataSet]) -> list[DataSet]:
     return [replace(each, fields=fields, transform=made) for each in found]
 
 
-def _source(keys: Keys, name: str, folder: str, limit: int | None) -> Any:
+def _source(keys: Keys, name: str, folder: str, limit: int | None) -> Rule[Any]:
     hub, file, cloud = (keys.text(key) for key in ("hf_hub_url", "file_name", "cloud_file_name"))
     if hub or cloud:
         place = datasets.Place(f"hf://{hub}") if hub else datasets.place(str(cloud))
@@ -658,34 +676,36 @@ def _source(keys: Keys, name: str, folder: str, limit: int | None) -> Any:
         places = ("hf_hub_url", "file_name", "cloud_file_name", "ms_hub_url", "om_hub_url", "script_url")
         where = next((key for key in places if keys.given(key)), "file_name")
         message = f"recipec cannot read the data set `{name}`: {place.note}"
-        keys.refuse(where, E1143, message, "give it as file_name, or as hf_hub_url")
+        yield keys.refuse(where, E1143, message, "give it as file_name, or as hf_hub_url")
     count = keys.integer("num_samples")
     rows = min(n for n in (count, limit) if n) if count or limit else None
     split = keys.text("split")
     made = datasets.source(place.path or name, None if split == "train" else split, keys.text("subset"), rows)
-    keys.follow(OF_SOURCES)
+    yield from keys.follow(OF_SOURCES)
     if count:
-        keys.say("num_samples", {}, f"recipec takes the first {count} rows; LLaMA-Factory draws {count} rows")
+        yield keys.say(
+            "num_samples", {}, f"recipec takes the first {count} rows; LLaMA-Factory draws {count} rows"
+        )
     return made if place.path else None
 
 
-def _named(keys: Keys, section: str, defaults: Mapping[str, str]) -> dict[str, str]:
+def _named(keys: Keys, section: str, defaults: Mapping[str, str]) -> Rule[dict[str, str]]:
     """Return columns or tags: only the file's if it has any, otherwise LLaMA-Factory's defaults."""
     if not keys.stands(section):
         return dict(defaults)
     given = {str(name): str(value) for name, value in keys.mapping(section).items() if value is not None}
-    keys.below(section).passive(given, "")
+    yield from keys.below(section).passive(given, "")
     return given
 
 
-def _media(keys: Keys, columns: Mapping[str, str]) -> None:
+def _media(keys: Keys, columns: Mapping[str, str]) -> Says:
     below = keys.below("columns")
     message = "`{}`: recipec's models read text"
     refused = {name: (E1150, message.format(name), "use a data set of text") for name in MEDIA}
     for name, why in refused.items():
         if name in columns:
-            below.said.discard(name)
-            below.refuse(name, *why)
+            yield below.withdraw(name)
+            yield below.refuse(name, *why)
 
 
 def _alpaca(source: Any, columns: Mapping[str, str], ranking: bool) -> DataSet:

@@ -6,9 +6,9 @@ from typing import Any
 
 from recipec.compiler.catalog import Model
 from recipec.compiler.wording import listing
-from recipec.port import mesh
 from recipec.port.common import say_common, say_start
 from recipec.port.dialects.llamafactory import E1151, LOSSES, own_file, target_modules
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import REASONS, Keys, defaults_of, keys_of, table, words
 from recipec.port.ledger import Ledger, Verdict
 from recipec.port.meaning import adapters, datasets, experts, freezing, models, sharding, templates, training
@@ -58,56 +58,62 @@ DRAWN = "recipec takes the first rows; LLaMA-Factory draws as many, some of them
 JOINED = "recipec puts a line break between instruction and input; LLaMA-Factory puts nothing"
 
 
-def port(ledger: Ledger) -> None:
+def rules(ledger: Ledger) -> Says:
     """Record what became of every key."""
     defaults = {**defaults_of(NAME, "args"), "template": "qwen3_nothink"}
     keys = Keys(ledger, ledger.sources.main, TITLE, defaults)
     if keys.choice("model_class", ("llm", "cls", "other")) not in (None, "llm"):
-        keys.refuse("model_class", E1149, "a classifier is not a language model", "model_class: llm")
-    keys.same("model_class", note="a language model")
-    named = models.say_model(keys, "model", "model_revision")
+        yield keys.refuse("model_class", E1149, "a classifier is not a language model", "model_class: llm")
+    yield keys.same("model_class", note="a language model")
+    named = yield from models.say_model(keys, "model", "model_revision")
     model = named.model if named else None
-    adapts = _lora(keys, model)
-    _batch(keys)
-    _optimizer(keys, adapts)
-    _data(keys, model)
-    _precision(keys, adapts)
-    training.directory(keys, "output_dir")
+    adapts = yield from _lora(keys, model)
+    yield from _batch(keys)
+    yield from _optimizer(keys, adapts)
+    yield from _data(keys, model)
+    yield from _precision(keys, adapts)
+    yield from training.directory(keys, "output_dir")
     for key, target in (("save_steps", "checkpoint.every_steps"), ("save_total_limit", "checkpoint.keep")):
         if keys.given(key) and (count := keys.integer(key)) and count > 0:
-            keys.same(key, {target: count})
-    keys.follow(KEYS, training.OFF)
-    say_common(keys, NAME, training.OFF)
+            yield keys.same(key, {target: count})
+    yield from keys.follow(KEYS, training.OFF)
+    yield from say_common(keys, NAME, training.OFF)
 
 
-def _lora(keys: Keys, model: Model | None) -> bool:
+def _lora(keys: Keys, model: Model | None) -> Rule[bool]:
     section = keys.below("peft_config", LORA)
     if not keys.mapping("peft_config"):
-        keys.same("peft_config", {"lora": None}, "full fine-tuning")
-        keys.ledger.set("lora", None, "full fine-tuning")
-        adapters.refuse_quantized(keys, "quant_config", "peft_config: {name: lora}, or remove quant_config")
-        keys.same("quant_config", note="not quantized")
+        yield keys.same("peft_config", {"lora": None}, "full fine-tuning")
+        yield keys.sets("lora", None, "full fine-tuning")
+        yield from adapters.refuse_quantized(
+            keys, "quant_config", "peft_config: {name: lora}, or remove quant_config"
+        )
+        yield keys.same("quant_config", note="not quantized")
         return False
     name = section.text("name")
     if name == "freeze":
-        section.same("name", note="it trains the modules of train.only")
-        freezing.say_layers(section, model)
-        adapters.refuse_quantized(keys, "quant_config", "peft_config: {name: lora}, or remove quant_config")
-        keys.same("quant_config", note="not quantized")
+        yield section.same("name", note="it trains the modules of train.only")
+        yield from freezing.say_layers(section, model)
+        yield from adapters.refuse_quantized(
+            keys, "quant_config", "peft_config: {name: lora}, or remove quant_config"
+        )
+        yield keys.same("quant_config", note="not quantized")
         return False
     if name != "lora":
         message = f"peft_config is of {name or 'no name'}: only lora and freeze have a counterpart"
-        section.refuse("name", E1149, message, "name: lora")
+        yield section.refuse("name", E1149, message, "name: lora")
         freeze = ("trainable_layers", "trainable_modules", "extra_modules")
-        section.passive([f"freeze_{key}" for key in freeze], REASONS["method"])
-    section.follow(OF_LORA, training.OFF)
+        yield from section.passive([f"freeze_{key}" for key in freeze], REASONS["method"])
+    yield from section.follow(OF_LORA, training.OFF)
     names = section.listed("target_modules") or ["all"]
     spec: str | list[str] = "all-linear" if names == ["all"] else names
     if model is not None:
         spec = target_modules(model, names)
-    adapters.say_dropout(section, adapters.say_targets(section, "target_modules", model, spec))
-    say_start(section, "adapter_name_or_path")
-    keys.ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
+    yield from adapters.say_dropout(
+        section, (yield from adapters.say_targets(section, "target_modules", model, spec))
+    )
+    yield from say_start(section, "adapter_name_or_path")
+    yield keys.sets("lora.dtype", "float32", "PEFT keeps adapters in float32")
     quant = keys.below("quant_config", {"quantization_bit": 4, "double_quantization": True})
     if keys.mapping("quant_config"):
         bits, kind = quant.integer("quantization_bit"), quant.text("quantization_type") or "nf4"
@@ -115,190 +121,195 @@ def _lora(keys: Keys, model: Model | None) -> bool:
             nested, left = quant.flag("double_quantization"), experts.has_experts(model)
             made = adapters.quantized(bits, kind, nested, left)
         except ValueError as error:
-            quant.refuse("quantization_bit", E1145, f"no such quantization: {error}", "quantization_bit: 4")
+            yield quant.refuse(
+                "quantization_bit", E1145, f"no such quantization: {error}", "quantization_bit: 4"
+            )
         else:
-            quant.say("quantization_bit", {"lora.quantize": made.value}, made.note)
+            yield quant.say("quantization_bit", {"lora.quantize": made.value}, made.note)
         names = ["name", "quantization_type", "double_quantization", "compute_dtype"]
-        quant.passive(names, "part of lora.quantize")
-    keys.same("quant_config", note="not quantized")
+        yield from quant.passive(names, "part of lora.quantize")
+    yield keys.same("quant_config", note="not quantized")
     return True
 
 
-def _batch(keys: Keys) -> None:
+def _batch(keys: Keys) -> Says:
     dist = keys.below("dist_config")
     shared = max(keys.integer("cp_size") or 1, dist.integer("cp_size") or 1)
     processes = sharding.devices(keys.ledger, sharding.Launch(shared=shared))
     micro = keys.integer("micro_batch_size") or 1
-    made = training.say_groups(keys, "cp_size", micro, 1, processes, shared)
+    made = yield from training.say_groups(keys, "cp_size", micro, 1, processes, shared)
     rows = keys.integer("global_batch_size") or made.rows
     if rows % made.rows:
         message = f"a global_batch_size of {rows} is not a multiple of {made.rows} ({made})"
-        keys.refuse("global_batch_size", E1145, message, f"global_batch_size: {made.rows}")
-    keys.say("micro_batch_size", {"train.micro_batch_size": micro})
-    keys.same("global_batch_size", {"train.global_batch_size": rows} if rows > 0 else None)
-    keys.ledger.set("train.loss_normalization", "tokens")
-    keys.same("cp_size", note=sharding.sharing(shared))
-    dist.passive(keys.mapping("dist_config"), sharding.MESH)
-    keys.same("dist_config", note=sharding.MESH)
+        yield keys.refuse("global_batch_size", E1145, message, f"global_batch_size: {made.rows}")
+    yield keys.say("micro_batch_size", {"train.micro_batch_size": micro})
+    yield keys.same("global_batch_size", {"train.global_batch_size": rows} if rows > 0 else None)
+    yield keys.sets("train.loss_normalization", "tokens")
+    yield keys.same("cp_size", note=sharding.sharing(shared))
+    yield from dist.passive(keys.mapping("dist_config"), sharding.MESH)
+    yield keys.same("dist_config", note=sharding.MESH)
     kinds = ("normal", "padding_free", "dynamic_batching", "dynamic_padding_free")
     strategy = keys.choice("batching_strategy", kinds)
     if str(strategy).startswith("dynamic"):
         note = "recipec's steps have as many rows each, not as many tokens"
-        keys.learned("batching_strategy", (), note)
-    keys.same("batching_strategy", note=REASONS["padding"])
+        yield keys.learned("batching_strategy", (), note)
+    yield keys.same("batching_strategy", note=REASONS["padding"])
     steps = keys.integer("max_steps")
     if steps and steps > 0:
-        keys.say("max_steps", {"train.steps": steps})
-        keys.same("num_train_epochs", note="max_steps sets the length of the run")
+        yield keys.say("max_steps", {"train.steps": steps})
+        yield keys.same("num_train_epochs", note="max_steps sets the length of the run")
     else:
-        keys.say("num_train_epochs", {"train.epochs": keys.integer("num_train_epochs")})
-        keys.same("max_steps", note="whole epochs")
-    keys.say("learning_rate", {"train.optimizer.learning_rate": keys.number("learning_rate")})
-    keys.ledger.set(
+        yield keys.say("num_train_epochs", {"train.epochs": keys.integer("num_train_epochs")})
+        yield keys.same("max_steps", note="whole epochs")
+    yield keys.say("learning_rate", {"train.optimizer.learning_rate": keys.number("learning_rate")})
+    yield keys.sets(
         "train.schedule.name", "constant", "without lr_scheduler_config the learning rate is constant"
     )
-    keys.say("max_grad_norm", {"train.optimizer.max_grad_norm": keys.number("max_grad_norm") or None})
+    yield keys.say("max_grad_norm", {"train.optimizer.max_grad_norm": keys.number("max_grad_norm") or None})
     seed = keys.integer("seed")
-    keys.same(
+    yield keys.same(
         "seed", {"train.seed": seed, "data.shuffle_seed": seed}, "another random generator: other draws"
     )
 
 
-def _optimizer(keys: Keys, adapts: bool) -> None:
+def _optimizer(keys: Keys, adapts: bool) -> Says:
     section = keys.below("optim_config", MUON)
     if adapts or keys.mapping("optim_config").get("name") != "muon":
         adam = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
         for key, value in adam.items():
-            keys.ledger.set(f"train.optimizer.{key}", value, "torch.optim.AdamW's own settings")
+            yield keys.sets(f"train.optimizer.{key}", value, "torch.optim.AdamW's own settings")
         return
-    section.same("name", {"train.optimizer.name": "muon"})
-    section.say("wd", {"train.optimizer.weight_decay": section.number("wd")})
-    section.say("momentum", {"train.optimizer.momentum": section.number("momentum")})
-    section.say("adamw_eps", {"train.optimizer.eps": section.number("adamw_eps")})
+    yield section.same("name", {"train.optimizer.name": "muon"})
+    yield section.say("wd", {"train.optimizer.weight_decay": section.number("wd")})
+    yield section.say("momentum", {"train.optimizer.momentum": section.number("momentum")})
+    yield section.say("adamw_eps", {"train.optimizer.eps": section.number("adamw_eps")})
     betas = section.value("adamw_betas")
     if isinstance(betas, list) and len(betas) == 2 and all(isinstance(one, float) for one in betas):
-        section.say("adamw_betas", {"train.optimizer.b1": betas[0], "train.optimizer.b2": betas[1]})
+        yield section.say("adamw_betas", {"train.optimizer.b1": betas[0], "train.optimizer.b2": betas[1]})
     else:
         message = f"`optim_config.adamw_betas` are {flow(betas)}, not two numbers"
-        section.refuse("adamw_betas", E1160, message, "adamw_betas: [0.9, 0.95]")
+        yield section.refuse("adamw_betas", E1160, message, "adamw_betas: [0.9, 0.95]")
     for key, held in (("nesterov", True), ("ns_steps", 5)):
         if section.value(key) == held:
-            section.same(key, note="the same in recipec")
-        section.learned(key, (), f"in recipec's muon it is {flow(held)}")
-    section.same("lr", note="learning_rate overrides it")
-    keys.same("optim_config")
+            yield section.same(key, note="the same in recipec")
+        yield section.learned(key, (), f"in recipec's muon it is {flow(held)}")
+    yield section.same("lr", note="learning_rate overrides it")
+    yield keys.same("optim_config")
 
 
-def _data(keys: Keys, model: Model | None) -> None:
+def _data(keys: Keys, model: Model | None) -> Says:
     name = keys.text("train_dataset")
     file = keys.ledger.sources.others.get("v1_datasets")
     entries: list[tuple[str, Any]] = []
     own = {} if file else keys_of(NAME, "datasets").get(str(name), ["", {}])[1]
     if own:
         described = datasets.unwritten(keys, own)
-        entries = _described(described)
+        entries = yield from _described(described)
         files = [own_file(one["path"]) for one in own.values() if one.get("source") == "local"]
-        notes = [datasets.retold(keys, "train_dataset", described), *files]
-        keys.say("train_dataset", {}, "; ".join(filter(None, notes)))
+        notes = [(yield from datasets.retold(keys, "train_dataset", described)), *files]
+        yield keys.say("train_dataset", {}, "; ".join(filter(None, notes)))
     elif name and name.endswith((".yaml", ".yml")):
         if file is None:
             help = f"recipe port {keys.source.path.name} {name}"
             message = f"{name} describes the data sets, and is not among the files"
-            keys.refuse("train_dataset", E1151, message, help)
+            yield keys.refuse("train_dataset", E1151, message, help)
         else:
-            entries = _described(Keys(keys.ledger, file, TITLE))
+            entries = yield from _described(Keys(keys.ledger, file, TITLE))
     else:
         place = datasets.place(name) if name else datasets.Place(None, "the file names no data set")
         if place.path is None:
             help = "--set train_dataset=OWNER/NAME"
-            keys.refuse("train_dataset", E1143, f"recipec cannot read the data: {place.note}", help)
+            yield keys.refuse("train_dataset", E1143, f"recipec cannot read the data: {place.note}", help)
         else:
             help = "a YAML with its path and its converter, alpaca or sharegpt, as train_dataset"
-            keys.refuse("train_dataset", E1143, OWN, help)
+            yield keys.refuse("train_dataset", E1143, OWN, help)
     forms = list(dict.fromkeys(form for form, _ in entries if form))
     if len(forms) > 1:
         message = f"the data sets have several forms: {listing(forms)}"
-        keys.refuse("train_dataset", E1142, message, "use only data sets of one form")
-    keys.same("train_dataset", note=f"read from {file.file}" if file else "")
-    keys.ledger.set("data.train", [entry for _, entry in entries if entry])
+        yield keys.refuse("train_dataset", E1142, message, "use only data sets of one form")
+    yield keys.same("train_dataset", note=f"read from {file.file}" if file else "")
+    yield keys.sets("data.train", [entry for _, entry in entries if entry])
     if forms:
-        keys.ledger.set("data.format", forms[0])
+        yield keys.sets("data.format", forms[0])
         if forms[0] != "preference":
-            keys.ledger.set("data.loss_on", "assistant" if forms[0] == "chat" else "completion")
+            yield keys.sets("data.loss_on", "assistant" if forms[0] == "chat" else "completion")
     jinja, chosen = keys.text("custom_chat_template"), keys.text("template")
     found = templates.llamafactory(chosen, model)
     if jinja:
-        keys.say("custom_chat_template", {"data.chat_template": jinja})
+        yield keys.say("custom_chat_template", {"data.chat_template": jinja})
     elif found.known:
-        keys.say("template", found.sets, "; ".join(filter(None, (OPENING, found.note))))
+        yield keys.say("template", found.sets, "; ".join(filter(None, (OPENING, found.note))))
     else:
         message = templates.unknown("the template", chosen, found)
-        keys.refuse("template", E1147, message, "template: qwen3_nothink")
-    keys.same("template", note="custom_chat_template holds")
-    keys.same("custom_chat_template", note="null: the same as without the key")
+        yield keys.refuse("template", E1147, message, "template: qwen3_nothink")
+    yield keys.same("template", note="custom_chat_template holds")
+    yield keys.same("custom_chat_template", note="null: the same as without the key")
     pairs = forms[:1] == ["preference"]
-    datasets.length(keys, "cutoff_len", TOGETHER if pairs else "")
+    yield from datasets.length(keys, "cutoff_len", TOGETHER if pairs else "")
     if pairs:
-        _preferences(keys)
-    keys.ledger.set("data.packing", False, "LLaMA-Factory makes one sample of each row")
+        yield from _preferences(keys)
+    yield keys.sets("data.packing", False, "LLaMA-Factory makes one sample of each row")
 
 
-def _preferences(keys: Keys) -> None:
+def _preferences(keys: Keys) -> Says:
     keys.defaults = {"pref_beta": 0.1, "simpo_gamma": 0.5, **keys.defaults}
     loss = keys.text("pref_loss") or "sigmoid"
     if loss not in ("sigmoid", "simpo"):
         message = f"`pref_loss: {loss}` has no counterpart: recipes have LLaMA-Factory's sigmoid and simpo"
-        keys.refuse("pref_loss", E1163, message, "pref_loss: sigmoid")
+        yield keys.refuse("pref_loss", E1163, message, "pref_loss: sigmoid")
         loss = "sigmoid"
     for path, value in LOSSES[loss].items():
-        keys.ledger.set(path, value)
-    keys.same("pref_loss", LOSSES[loss] if keys.given("pref_loss") else None)
-    keys.say("pref_beta", {"train.beta": keys.number("pref_beta")})
+        yield keys.sets(path, value)
+    yield keys.same("pref_loss", LOSSES[loss] if keys.given("pref_loss") else None)
+    yield keys.say("pref_beta", {"train.beta": keys.number("pref_beta")})
     if loss == "simpo":
-        keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
+        yield keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
     elif smoothing := keys.number("dpo_label_smoothing"):
-        keys.same("dpo_label_smoothing", {"train.label_smoothing": smoothing})
-    keys.learned("pref_ftx", training.OFF, "recipec does not add the supervised loss of the chosen answer")
-    keys.learned("ld_alpha", training.OFF, "recipec does not weight answers by their length")
-    if keys.ledger.value("train.global_batch_size", 1) > keys.ledger.value("train.micro_batch_size", 1):
-        mesh.amend(keys.ledger, "train.micro_batch_size", Verdict.APPROXIMATED, BY_TOKENS)
-
-
-def _described(file: Keys) -> list[tuple[str, Any]]:
-    each = (
-        Keys(file.ledger, file.source, TITLE, {"split": "train"}, f"{name}.") for name in file.source.data
+        yield keys.same("dpo_label_smoothing", {"train.label_smoothing": smoothing})
+    yield keys.learned(
+        "pref_ftx", training.OFF, "recipec does not add the supervised loss of the chosen answer"
     )
-    return [_entry(one) for one in each]
+    yield keys.learned("ld_alpha", training.OFF, "recipec does not weight answers by their length")
+    if keys.ledger.value("train.global_batch_size", 1) > keys.ledger.value("train.micro_batch_size", 1):
+        yield keys.amend("train.micro_batch_size", Verdict.APPROXIMATED, BY_TOKENS)
 
 
-def _entry(keys: Keys) -> tuple[str, Any]:
-    made = datasets.given(keys, "path", "path: OWNER/NAME, or a file", None)
+def _described(file: Keys) -> Rule[list[tuple[str, Any]]]:
+    entries = []
+    for name in file.source.data:
+        entry = Keys(file.ledger, file.source, TITLE, {"split": "train"}, f"{name}.")
+        entries.append((yield from _entry(entry)))
+    return entries
+
+
+def _entry(keys: Keys) -> Rule[tuple[str, Any]]:
+    made = yield from datasets.given(keys, "path", "path: OWNER/NAME, or a file", None)
     limit, kind = keys.integer("size"), keys.text("converter")
     if kind not in CONVERTERS:
         message = f"recipec does not read rows of the converter {kind}" if kind else OWN
-        keys.refuse("converter", E1143, message, f"converter: {listing(CONVERTERS, 'or')}")
+        yield keys.refuse("converter", E1143, message, f"converter: {listing(CONVERTERS, 'or')}")
     form = CONVERTERS.get(str(kind), "")
-    keys.say("converter", {}, {"instruction": JOINED, "preference": PAIRS}.get(form, ""))
-    keys.unless(
+    yield keys.say("converter", {}, {"instruction": JOINED, "preference": PAIRS}.get(form, ""))
+    yield keys.unless(
         "weight",
         (None, 1, 1.0),
         "recipec takes all rows once; LLaMA-Factory draws as many rows as the weight says",
     )
     if limit and made is not None:
         made = {**(made if isinstance(made, dict) else {"path": made}), "limit": limit}
-        keys.say("size", {}, DRAWN)
-    keys.passive(("path", "source", "split", "size", "weight", "streaming"), "part of data.train")
+        yield keys.say("size", {}, DRAWN)
+    yield from keys.passive(("path", "source", "split", "size", "weight", "streaming"), "part of data.train")
     return form, made
 
 
-def _precision(keys: Keys, adapts: bool) -> None:
+def _precision(keys: Keys, adapts: bool) -> Says:
     half = keys.flag("bf16") or adapts
-    keys.say("bf16", {"model.dtype": "bfloat16" if half else "float32"})
+    yield keys.say("bf16", {"model.dtype": "bfloat16" if half else "float32"})
     if half and not adapts:
-        keys.ledger.set(
+        yield keys.sets(
             "train.optimizer.master_weights", True, "the weights are float32, rounded for each product"
         )
     fused = keys.value("flash_attn") == "flash_attention_2"
-    keys.same("flash_attn", {"model.attention": "splash"} if fused else None, "the same attention")
+    yield keys.same("flash_attn", {"model.attention": "splash"} if fused else None, "the same attention")
     on = keys.flag("enable_activation_checkpointing")
-    keys.say("enable_activation_checkpointing", {"remat.policy": "decoder" if on else "none"})
+    yield keys.say("enable_activation_checkpointing", {"remat.policy": "decoder" if on else "none"})

@@ -13,6 +13,7 @@ from typing import Any
 from recipec.compiler.catalog import Model
 from recipec.compiler.wording import plural
 from recipec.port.common import say_common
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import REASONS, Keys, defaults_of, keys_of, table, tools, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, datasets, experts, models, sharding, templates, training
@@ -117,23 +118,23 @@ ROUNDS = "recipec writes all rounds at once; MaxText writes each round as its ow
 SOONER = "MaxText reaches the last step's learning rate one step sooner"
 
 
-def port(ledger: Ledger) -> None:
+def rules(ledger: Ledger) -> Says:
     """Record what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE, _defaults(ledger))
     _told(keys)
-    named = _model(keys)
+    named = yield from _model(keys)
     lora = keys.below("lora", defaults_of(NAME, "LoRA"))
     adapts = lora.flag("enable_lora")
-    _lora(keys, lora, named.model if named else None)
-    _batch(keys)
-    _data(keys, named)
-    _length(keys)
-    _optimizer(keys)
-    _precision(keys, adapts)
-    _bookkeeping(keys)
-    keys.follow(KEYS, training.OFF)
-    _rest(keys)
-    say_common(keys, NAME, training.OFF)
+    yield from _lora(keys, lora, named.model if named else None)
+    yield from _batch(keys)
+    yield from _data(keys, named)
+    yield from _length(keys)
+    yield from _optimizer(keys)
+    yield from _precision(keys, adapts)
+    yield from _bookkeeping(keys)
+    yield from keys.follow(KEYS, training.OFF)
+    yield from _rest(keys)
+    yield from say_common(keys, NAME, training.OFF)
 
 
 def _defaults(ledger: Ledger) -> dict[str, Any]:
@@ -157,29 +158,29 @@ def _told(keys: Keys) -> None:
     raise Refused(Diagnostic(E1149, message, key, help, keys.source.place(key)))
 
 
-def _model(keys: Keys) -> Named | None:
+def _model(keys: Keys) -> Rule[Named | None]:
     """Record MaxText's name of a model. A converted checkpoint is assumed to equal the hub's weights."""
     name = keys.text("model_name")
     if name in (None, "default"):
-        keys.refuse("model_name", E1144, "the file names no model", "--set model_name=qwen3-8b")
+        yield keys.refuse("model_name", E1144, "the file names no model", "--set model_name=qwen3-8b")
         return None
     ids = {**defaults_of(NAME, "models"), **known(NAME, "names")}
     tokenizer = keys.text("tokenizer_path") or ""
     hub = tokenizer if re.fullmatch(r"[\w.-]+/[\w.-]+", tokenizer) and "tokenizer" not in tokenizer else ""
     named = models.resolve(ids.get(str(name)) or hub or str(name), keys.source.path.parent)
-    keys.same("model_name", {"model.id": named.id}, named.note or "MaxText's name for the model")
+    yield keys.same("model_name", {"model.id": named.id}, named.note or "MaxText's name for the model")
     path = _bare(keys.text("load_parameters_path") or "")
     if path and not any(_bare(one) in path for one in (str(name), named.id.rpartition("/")[2])):
         other = f"recipec starts from the weights of {named.id}, and this path names no such model"
-        keys.learned("load_parameters_path", (), other)
+        yield keys.learned("load_parameters_path", (), other)
     copy = "recipec uses the Hugging Face Hub's weights of this model; name others in model.id"
-    keys.say("load_parameters_path", None, copy)
+    yield keys.say("load_parameters_path", None, copy)
     if hub and hub != named.id:
-        keys.same("tokenizer_path", {"model.tokenizer": hub})
-    keys.same("tokenizer_path", note="the model's own")
-    _balance(keys, str(name), named.model)
+        yield keys.same("tokenizer_path", {"model.tokenizer": hub})
+    yield keys.same("tokenizer_path", note="the model's own")
+    yield from _balance(keys, str(name), named.model)
     if keys.flag("use_multimodal"):
-        keys.refuse(
+        yield keys.refuse(
             "use_multimodal", E1150, "a run on images, which recipec does not read", "use_multimodal: false"
         )
     return named
@@ -190,24 +191,24 @@ def _bare(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
-def _balance(keys: Keys, name: str, model: Model | None) -> None:
+def _balance(keys: Keys, name: str, model: Model | None) -> Says:
     key = "load_balance_loss_weight"
     keys.defaults = {**keys.defaults, key: defaults_of(NAME, "balance").get(name, 0.0)}
     weight = keys.number(key) or 0.0
     if weight and model is not None and experts.coefficient(model) is None:
         message = f"`{key}` is {weight:g} for this model, for which recipec has no load-balancing loss"
-        keys.refuse(key, E1180, message, f"--set {key}=0.0 ports the run without it")
+        yield keys.refuse(key, E1180, message, f"--set {key}=0.0 ports the run without it")
     elif weight:
-        keys.say(key, {experts.AUX: weight}, BALANCED)
+        yield keys.say(key, {experts.AUX: weight}, BALANCED)
 
 
-def _lora(keys: Keys, lora: Keys, model: Model | None) -> None:
+def _lora(keys: Keys, lora: Keys, model: Model | None) -> Says:
     if not lora.flag("enable_lora"):
-        lora.passive(keys_of(NAME, "LoRA"), "enable_lora is off")
-        keys.ledger.set("lora", None, "full fine-tuning")
+        yield from lora.passive(keys_of(NAME, "LoRA"), "enable_lora is off")
+        yield keys.sets("lora", None, "full fine-tuning")
         return
-    lora.same("enable_lora", note="it adds the lora section")
-    lora.follow(OF_LORA, training.OFF)
+    yield lora.same("enable_lora", note="it adds the lora section")
+    yield from lora.follow(OF_LORA, training.OFF)
     path = lora.text("lora_module_path") or ""
     attention = [name for name in PROJECTIONS if "attention" in PROJECTIONS[name]]
     targets = attention if experts.has_experts(model) else list(PROJECTIONS)
@@ -216,14 +217,14 @@ def _lora(keys: Keys, lora: Keys, model: Model | None) -> None:
             targets = [name for name in PROJECTIONS if _targeted(path, PROJECTIONS[name])]
         except re.error as error:
             help = 'lora_module_path: ".*(query|key|value|out|wi_0|wi_1|wo)"'
-            lora.refuse("lora_module_path", E1164, f"not a regular expression: {error}", help)
+            yield lora.refuse("lora_module_path", E1164, f"not a regular expression: {error}", help)
     if not targets:
         message = "no module that can carry an adapter has these names"
         help = 'lora_module_path: ".*(query|key|value|out|wi_0|wi_1|wo)"'
-        lora.refuse("lora_module_path", E1164, message, help)
-    lora.say("lora_module_path", {"lora.targets": targets} if targets else None)
-    keys.ledger.set("lora.init", "qwix", "A is uniform with the bound sqrt(6/fan_in), as in MaxText")
-    adapters.say_qwix(lora, "lora_weight_qtype", "lora_tile_size")
+        yield lora.refuse("lora_module_path", E1164, message, help)
+    yield lora.say("lora_module_path", {"lora.targets": targets} if targets else None)
+    yield keys.sets("lora.init", "qwix", "A is uniform with the bound sqrt(6/fan_in), as in MaxText")
+    yield from adapters.say_qwix(lora, "lora_weight_qtype", "lora_tile_size")
 
 
 def _targeted(path: str, module: str) -> bool:
@@ -235,31 +236,33 @@ def _targeted(path: str, module: str) -> bool:
     return any(re.fullmatch(path, f"{layer}/{each}/{name}") for layer in layers for each in blocks)
 
 
-def _batch(keys: Keys) -> None:
+def _batch(keys: Keys) -> Says:
     """Record the rows of a step, counted over all devices, including devices that share a row."""
-    devices, tp = _mesh(keys)
+    devices, tp = yield from _mesh(keys)
     per_device = keys.number("per_device_batch_size") or 1.0
     accumulation = keys.integer("gradient_accumulation_steps") or 1
     rows = int(devices * per_device) * accumulation
     if rows < 1:
         message = f"{per_device:g} rows per device on {devices} devices are less than one row"
-        keys.refuse("per_device_batch_size", E1160, message, "per_device_batch_size: 1")
+        yield keys.refuse("per_device_batch_size", E1160, message, "per_device_batch_size: 1")
         return
     micro = max(int(per_device * tp), 1)
     made = {"train.micro_batch_size": micro, "train.global_batch_size": rows}
     product = f"{per_device:g} x {devices} devices x {accumulation} micro-batches: {rows} rows per step"
-    keys.say("per_device_batch_size", made)
-    keys.same("gradient_accumulation_steps", note=product)
-    keys.ledger.set("train.global_batch_size", rows)
+    yield keys.say("per_device_batch_size", made)
+    yield keys.same("gradient_accumulation_steps", note=product)
+    yield keys.sets("train.global_batch_size", rows)
     tunix = keys.flag("use_tunix_gradient_accumulation")
-    keys.ledger.means = rows // accumulation
+    yield keys.means(rows // accumulation)
     kept = "micro_batches" if tunix and accumulation > 1 else "tokens"
-    keys.same("use_tunix_gradient_accumulation", note="the mean of micro-batches' means" if tunix else "")
-    keys.ledger.set("train.loss_normalization", kept)
-    keys.say("remat_policy", {"remat.policy": REMAT.get(str(keys.value("remat_policy")), "decoder")})
+    yield keys.same(
+        "use_tunix_gradient_accumulation", note="the mean of micro-batches' means" if tunix else ""
+    )
+    yield keys.sets("train.loss_normalization", kept)
+    yield keys.say("remat_policy", {"remat.policy": REMAT.get(str(keys.value("remat_policy")), "decoder")})
 
 
-def _mesh(keys: Keys) -> tuple[int, int]:
+def _mesh(keys: Keys) -> Rule[tuple[int, int]]:
     """Record the keys NETWORK_AXIS_parallelism, and set `mesh.axes` if the files also split products (tp).
 
     Returns:
@@ -281,12 +284,12 @@ def _mesh(keys: Keys) -> tuple[int, int]:
     made = {"mesh.axes": {"fsdp": devices // tp, "tp": tp}} if carried and tp > 1 else None
     for key, name in axes.items():
         if made and name in WIDTH and (keys.integer(key) or 1) > 1:
-            keys.same(key, made, sharding.sharing(tp))
-        keys.same(key, note=REASONS["mesh"])
+            yield keys.same(key, made, sharding.sharing(tp))
+        yield keys.same(key, note=REASONS["mesh"])
     return devices, tp if carried else 1
 
 
-def _data(keys: Keys, named: Named | None) -> None:
+def _data(keys: Keys, named: Named | None) -> Says:
     kind = keys.choice("dataset_type", ("hf", "grain", "tfds", "synthetic", "c4_mlperf", "olmo_grain"))
     where = "hf_path" if kind == "hf" else "grain_train_files"
     name, files = keys.text(where), keys.text("hf_train_files") if kind == "hf" else None
@@ -295,33 +298,35 @@ def _data(keys: Keys, named: Named | None) -> None:
         key = "dataset_type" if kind not in ("hf", "grain") else where
         why = place.note if place is not None else f"recipec does not read {kind} rows"
         help = "--set dataset_type=hf --set hf_path=OWNER/NAME"
-        keys.refuse(key, E1143, f"recipec cannot read the data: {why}", help)
+        yield keys.refuse(key, E1143, f"recipec cannot read the data: {why}", help)
     else:
         folder, hub = keys.text("hf_data_dir"), place.path.startswith("hf://")
         config, split = keys.text("hf_name") or folder, keys.text("train_split")
         entry = datasets.source(
             place.path, split if hub and split != "train" else None, (config or None) if hub else None
         )
-        keys.say(where, {"data.train": [entry]})
+        yield keys.say(where, {"data.train": [entry]})
         if folder:
-            keys.say("hf_data_dir", {}, "recipec reads the folder as the configuration of the same name")
+            yield keys.say(
+                "hf_data_dir", {}, "recipec reads the folder as the configuration of the same name"
+            )
         every = keys.integer("eval_interval") or 0
         if every > 0 and (held := keys.text("hf_eval_split") or keys.text("hf_eval_files")):
             key = "hf_eval_split" if keys.value("hf_eval_split") else "hf_eval_files"
             file = not keys.value("hf_eval_split")
             other = held if file else datasets.source(place.path, held, (config or None) if hub else None)
-            keys.same(key, {"data.eval": [other]})
-            keys.same("eval_interval", {"train.eval_every": every})
-    keys.same("eval_interval", note=REASONS["evaluation"])
-    _rows(keys, named)
-    datasets.length(keys, "max_target_length")
+            yield keys.same(key, {"data.eval": [other]})
+            yield keys.same("eval_interval", {"train.eval_every": every})
+    yield keys.same("eval_interval", note=REASONS["evaluation"])
+    yield from _rows(keys, named)
+    yield from datasets.length(keys, "max_target_length")
     on = keys.flag("packing")
-    keys.say("packing", {"data.packing": on})
+    yield keys.say("packing", {"data.packing": on})
     seed = keys.integer("data_shuffle_seed") if keys.flag("enable_data_shuffling") else None
-    keys.same("data_shuffle_seed", {"data.shuffle_seed": seed}, STREAM)
+    yield keys.same("data_shuffle_seed", {"data.shuffle_seed": seed}, STREAM)
 
 
-def _rows(keys: Keys, named: Named | None) -> None:
+def _rows(keys: Keys, named: Named | None) -> Says:
     """Record the form of the rows, by the columns that are read, and which tokens are trained on."""
     columns = keys.value("train_data_columns")
     parts = columns if isinstance(columns, list) else str(columns).split(",")
@@ -335,100 +340,100 @@ def _rows(keys: Keys, named: Named | None) -> None:
         renamed = {} if list(pair) == list(pair.values()) else pair
     elif len(names) != 1:
         message = f"MaxText makes one conversation of {len(names)} columns, and a recipe cannot"
-        keys.refuse("train_data_columns", E1142, message, "train_data_columns: [messages]")
+        yield keys.refuse("train_data_columns", E1142, message, "train_data_columns: [messages]")
     made = {"data.format": form, **({"data.fields": renamed} if renamed else {})}
-    keys.say("train_data_columns", made, ROUNDS if form == "chat" else "")
+    yield keys.say("train_data_columns", made, ROUNDS if form == "chat" else "")
     completion = keys.flag("sft_train_on_completion_only")
     on = ("assistant" if form == "chat" else "completion") if completion else "all"
-    keys.say("sft_train_on_completion_only", {"data.loss_on": on})
+    yield keys.say("sft_train_on_completion_only", {"data.loss_on": on})
     text, path = keys.text("chat_template"), keys.text("chat_template_path")
     if text or path:
         key = "chat_template" if text else "chat_template_path"
-        keys.say(key, {"data.chat_template": text or path})
+        yield keys.say(key, {"data.chat_template": text or path})
     elif named and named.model is not None and "model.tokenizer" not in keys.ledger.lines:
-        templates.say_own(keys.ledger, named.model)
-    keys.passive(("chat_template", "chat_template_path"), "the tokenizer's own")
+        yield from templates.say_own(keys, named.model)
+    yield from keys.passive(("chat_template", "chat_template_path"), "the tokenizer's own")
 
 
-def _length(keys: Keys) -> None:
+def _length(keys: Keys) -> Says:
     steps, whole = keys.integer("steps") or 0, keys.integer("learning_rate_schedule_steps") or -1
     steps = whole if steps == -1 else steps
     epochs = keys.integer("num_epoch") or 1
-    keys.say(
+    yield keys.say(
         "steps",
         {"train.steps": steps},
         f"MaxText runs at most {plural(epochs, 'epoch')}" if steps > 0 else "",
     )
-    keys.same("num_epoch", note="steps sets the length of the run, unless the data is shorter")
+    yield keys.same("num_epoch", note="steps sets the length of the run, unless the data is shorter")
     if whole not in (-1, steps):
         message = (
             f"the schedule has {whole} steps and the run {steps}: recipec's schedule is as long as the run"
         )
         help = "--set learning_rate_schedule_steps=-1 makes the schedule as long"
-        keys.refuse("learning_rate_schedule_steps", E1163, message, help)
-    keys.same("learning_rate_schedule_steps", note="as long as the run")
+        yield keys.refuse("learning_rate_schedule_steps", E1163, message, help)
+    yield keys.same("learning_rate_schedule_steps", note="as long as the run")
     warm = int(steps * (keys.number("warmup_steps_fraction") or 0.0))
-    keys.say("warmup_steps_fraction", {"train.schedule.warmup_steps": warm})
+    yield keys.say("warmup_steps_fraction", {"train.schedule.warmup_steps": warm})
     final = keys.number("learning_rate_final_fraction") or 0.0
     kind = keys.choice("lr_schedule_type", ("cosine", "wsd")) or "cosine"
     if kind == "cosine":
-        keys.say("lr_schedule_type", {"train.schedule.name": "cosine"}, SOONER)
-        keys.say("learning_rate_final_fraction", {"train.schedule.final_ratio": final})
+        yield keys.say("lr_schedule_type", {"train.schedule.name": "cosine"}, SOONER)
+        yield keys.say("learning_rate_final_fraction", {"train.schedule.final_ratio": final})
     else:
         note = training.SCHEDULES["warmup_stable_decay"].note
-        keys.say("lr_schedule_type", {"train.schedule.name": "constant"}, note)
-    keys.passive(
+        yield keys.say("lr_schedule_type", {"train.schedule.name": "constant"}, note)
+    yield from keys.passive(
         ("learning_rate_final_fraction", "wsd_decay_steps_fraction", "wsd_decay_style"),
         "part of the schedule",
     )
 
 
-def _optimizer(keys: Keys) -> None:
+def _optimizer(keys: Keys) -> Says:
     name = str(keys.value("opt_type"))
     found = training.ADAMW if name == "adam_pax" else training.optimizer_of(name)
-    training.say_optimizer(keys, "opt_type", name, found, "adamw")
-    keys.say("learning_rate", {"train.optimizer.learning_rate": keys.number("learning_rate")})
+    yield from training.say_optimizer(keys, "opt_type", name, found, "adamw")
+    yield keys.say("learning_rate", {"train.optimizer.learning_rate": keys.number("learning_rate")})
     if found.name == "adamw":
         for key, target in (("b1", "b1"), ("b2", "b2"), ("eps", "eps"), ("weight_decay", "weight_decay")):
-            keys.say(f"adam_{key}", {f"train.optimizer.{target}": keys.number(f"adam_{key}")})
+            yield keys.say(f"adam_{key}", {f"train.optimizer.{target}": keys.number(f"adam_{key}")})
     else:
-        keys.ledger.set("train.optimizer.weight_decay", 0.0, "optax.sgd does not have this setting")
-    keys.passive(
+        yield keys.sets("train.optimizer.weight_decay", 0.0, "optax.sgd does not have this setting")
+    yield from keys.passive(
         ("adam_b1", "adam_b2", "adam_eps", "adam_weight_decay"), f"{found.name} does not have this setting"
     )
     norm = keys.number("gradient_clipping_threshold") or None
-    keys.say("gradient_clipping_threshold", {"train.optimizer.max_grad_norm": norm})
-    keys.same("init_weights_seed", {"train.seed": keys.integer("init_weights_seed")}, "other draws")
+    yield keys.say("gradient_clipping_threshold", {"train.optimizer.max_grad_norm": norm})
+    yield keys.same("init_weights_seed", {"train.seed": keys.integer("init_weights_seed")}, "other draws")
 
 
-def _precision(keys: Keys, adapts: bool) -> None:
+def _precision(keys: Keys, adapts: bool) -> Says:
     kinds = ("bfloat16", "float32")
     dtype, weights = keys.choice("dtype", kinds) or kinds[0], keys.choice("weight_dtype", kinds) or kinds[1]
-    keys.say("dtype", {"model.dtype": dtype})
+    yield keys.say("dtype", {"model.dtype": dtype})
     if adapts:
-        keys.say("weight_dtype", {"lora.dtype": weights})
+        yield keys.say("weight_dtype", {"lora.dtype": weights})
     elif dtype == "bfloat16":
-        keys.say("weight_dtype", {"train.optimizer.master_weights": weights == "float32"})
-    keys.same("weight_dtype", note="model.dtype")
+        yield keys.say("weight_dtype", {"train.optimizer.master_weights": weights == "float32"})
+    yield keys.same("weight_dtype", note="model.dtype")
     attention = {"flash": "splash", "dot_product": "dot"}.get(str(keys.value("attention")))
-    keys.same("attention", {"model.attention": attention} if attention else None, "the same attention")
+    yield keys.same("attention", {"model.attention": attention} if attention else None, "the same attention")
 
 
-def _bookkeeping(keys: Keys) -> None:
-    training.directory(keys, "base_output_directory")
+def _bookkeeping(keys: Keys) -> Says:
+    yield from training.directory(keys, "base_output_directory")
     if (every := keys.integer("checkpoint_period")) and keys.given("checkpoint_period"):
-        keys.same("checkpoint_period", {"checkpoint.every_steps": every})
+        yield keys.same("checkpoint_period", {"checkpoint.every_steps": every})
     if keys.flag("enable_wandb"):
-        keys.same("enable_wandb", {training.PROJECT: keys.text("wandb_project_name")}, "a log")
+        yield keys.same("enable_wandb", {training.PROJECT: keys.text("wandb_project_name")}, "a log")
     if keys.given("enable_tensorboard") and keys.flag("enable_tensorboard"):
-        keys.same("enable_tensorboard", {"train.log.tensorboard": True}, "a log")
+        yield keys.same("enable_tensorboard", {"train.log.tensorboard": True}, "a log")
 
 
-def _rest(keys: Keys) -> None:
+def _rest(keys: Keys) -> Says:
     """Record the keys of groups that affect no number. Other keys belong to the model, or have no effect."""
     for word, groups in GROUPS.items():
-        keys.passive(keys_of(NAME, *groups.split()), REASONS[word])
-    keys.below("dpo").passive(keys_of(NAME, "DPO"), REASONS["method"])
+        yield from keys.passive(keys_of(NAME, *groups.split()), REASONS[word])
+    yield from keys.below("dpo").passive(keys_of(NAME, "DPO"), REASONS["method"])
     shape = "the model's name and its config.json decide it"
     for key in [key for key in keys.defaults if not key.startswith("lora")]:
-        keys.learned(key, (*training.OFF, keys.defaults[key]), shape)
+        yield keys.learned(key, (*training.OFF, keys.defaults[key]), shape)

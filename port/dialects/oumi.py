@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipec.port.common import say_common
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys, defaults_of, keys_of, table, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import (
@@ -132,73 +133,75 @@ OWN = words(
 IMAGES = words("hf_vision vl_sft vision_language_jsonl vision_dpo_jsonl coco_captions mnist_sft")
 
 
-def port(ledger: Ledger) -> None:
+def rules(ledger: Ledger) -> Says:
     """Record what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE)
-    keys.mappings(("model", "data", "training", "peft", "fsdp", "deepspeed"))
+    yield from keys.mappings(("model", "data", "training", "peft", "fsdp", "deepspeed"))
     given = {"trainer_type": "HF", "mixed_precision_dtype": "NONE"}
     run = keys.below("training", {**defaults_of(NAME, "training"), **given})
     model = keys.below("model", defaults_of(NAME, "model"))
-    kind = _trainer(run)
+    kind = yield from _trainer(run)
     objective = TRAINERS.get(kind, "sft")
     if objective != "sft":
-        ledger.set("train.objective", objective, f"training.trainer_type is {kind.upper()}")
-    named = _model(model)
+        yield keys.sets("train.objective", objective, f"training.trainer_type is {kind.upper()}")
+    named = yield from _model(model)
     launch = _launch(keys)
     peft = keys.below("peft", {**defaults_of(NAME, "peft"), "lora_init_weights": "default"})
-    chosen = _lora(run, peft, named, kind)
+    chosen = yield from _lora(run, peft, named, kind)
     inner = Keys(ledger, keys.source, "TRL", defaults_of("trl", objective), "training.trainer_kwargs.")
-    _data(keys, run, inner, named, kind)
+    yield from _data(keys, run, inner, named, kind)
     if objective == "dpo":
-        inner.say("beta", {"train.beta": inner.number("beta")})
+        yield inner.say("beta", {"train.beta": inner.number("beta")})
         if run.flag("use_peft") and inner.flag("disable_dropout"):
-            inner.say("disable_dropout", {"lora.dropout": 0.0})
-            peft.same("lora_dropout", note="disable_dropout sets it to zero")
-        losses.dpo(inner)
-        inner.follow(losses.OF_PREFERENCES)
+            yield inner.say("disable_dropout", {"lora.dropout": 0.0})
+            yield peft.same("lora_dropout", note="disable_dropout sets it to zero")
+        yield from losses.dpo(inner)
+        yield from inner.follow(losses.OF_PREFERENCES)
     elif kind == "trl_sft":
-        losses.supervised(inner)
+        yield from losses.supervised(inner)
     if run.flag("use_peft") and "lora.dropout" not in ledger.lines:
-        adapters.say_dropout(peft, chosen)
-    _run(run, model, launch, kind)
+        yield from adapters.say_dropout(peft, chosen)
+    yield from _run(run, model, launch, kind)
     for section, rules in (("fsdp", OF_FSDP), ("deepspeed", OF_DEEPSPEED)):
-        keys.below(section).follow(rules)
-    model.follow(OF_MODEL)
-    run.follow(OF_TRAINING)
-    peft.follow(adapters.FEATURES)
-    say_common(inner, "trl", training.OFF)
-    run.same("trainer_kwargs", note="empty")
+        yield from keys.below(section).follow(rules)
+    yield from model.follow(OF_MODEL)
+    yield from run.follow(OF_TRAINING)
+    yield from peft.follow(adapters.FEATURES)
+    yield from say_common(inner, "trl", training.OFF)
+    yield run.same("trainer_kwargs", note="empty")
     for each in (model, run, peft):
-        say_common(each, NAME, training.OFF)
+        yield from say_common(each, NAME, training.OFF)
 
 
-def _trainer(run: Keys) -> str:
+def _trainer(run: Keys) -> Rule[str]:
     kind = str(run.value("trainer_type")).lower()
     if kind not in TRAINERS:
         message = f"oumi's trainer {kind.upper()} has no counterpart: recipes train like TRL_SFT and TRL_DPO"
-        run.refuse("trainer_type", E1149, message, "training.trainer_type: TRL_SFT")
-    run.same(
+        yield run.refuse("trainer_type", E1149, message, "training.trainer_type: TRL_SFT")
+    yield run.same(
         "trainer_type", note="the training that a recipe describes" if kind != "oumi" else "oumi's own loop"
     )
     return kind
 
 
-def _model(keys: Keys) -> Named | None:
-    named = models.say_model(keys, "model_name", "model_revision")
-    models.say_flash(keys)
+def _model(keys: Keys) -> Rule[Named | None]:
+    named = yield from models.say_model(keys, "model_name", "model_revision")
+    yield from models.say_flash(keys)
     if (tokenizer := keys.text("tokenizer_name")) is not None:
-        keys.say("tokenizer_name", {"model.tokenizer": tokenizer})
-    keys.same("tokenizer_name", note="the model's own")
+        yield keys.say("tokenizer_name", {"model.tokenizer": tokenizer})
+    yield keys.same("tokenizer_name", note="the model's own")
     template = keys.text("chat_template")
     made = templates.of("oumi", template, named.model if named else None)
     if made.known:
-        keys.say("chat_template", made.sets, made.note)
+        yield keys.say("chat_template", made.sets, made.note)
     elif template not in (None, "auto"):
         if template not in templates.written_by(NAME):
             made = replace(made, note="oumi itself has none of this name")
         message = templates.unknown("oumi's chat template", template, made)
-        keys.refuse("chat_template", E1147, message, "--set model.chat_template=auto takes the tokenizer's")
-    keys.same("chat_template", note="the tokenizer's own template")
+        yield keys.refuse(
+            "chat_template", E1147, message, "--set model.chat_template=auto takes the tokenizer's"
+        )
+    yield keys.same("chat_template", note="the tokenizer's own template")
     return named
 
 
@@ -209,114 +212,120 @@ def _launch(keys: Keys) -> Launch:
     return replace(launch, mixed_precision=precision)
 
 
-def _lora(run: Keys, keys: Keys, named: Named | None, kind: str) -> Chosen | None:
+def _lora(run: Keys, keys: Keys, named: Named | None, kind: str) -> Rule[Chosen | None]:
     if not run.flag("use_peft"):
-        run.say("use_peft", {"lora": None}, "" if run.given("use_peft") else "full fine-tuning")
-        run.same("use_peft", note="full fine-tuning")
-        adapters.refuse_quantized(keys, "q_lora", "training.use_peft: true, or remove peft.q_lora")
-        keys.unused(keys_of(NAME, "peft"), "training.use_peft is off")
+        yield run.say("use_peft", {"lora": None}, "" if run.given("use_peft") else "full fine-tuning")
+        yield run.same("use_peft", note="full fine-tuning")
+        yield from adapters.refuse_quantized(keys, "q_lora", "training.use_peft: true, or remove peft.q_lora")
+        yield from keys.unused(keys_of(NAME, "peft"), "training.use_peft is off")
         return None
-    run.same("use_peft", note="it adds the lora section")
-    keys.follow(OF_LORA)
+    yield run.same("use_peft", note="it adds the lora section")
+    yield from keys.follow(OF_LORA)
     model = named.model if named else None
     spec: Any = keys.texts("lora_target_modules")
     spec = "all-linear" if spec == ["all-linear"] else spec
     excluded = "|".join(f"({one})" for one in keys.listed("lora_exclude_modules"))
     parameters = keys.listed("lora_target_parameters")
-    chosen = adapters.say_targets(
+    chosen = yield from adapters.say_targets(
         keys, "lora_target_modules", model, spec, exclude=excluded or None, parameters=parameters
     )
-    adapters.say_parameters(keys, "lora_target_parameters", chosen)
+    yield from adapters.say_parameters(keys, "lora_target_parameters", chosen)
     start = str(keys.value("lora_init_weights")).lower()
-    adapters.say_init(keys, "lora_init_weights", INITS.get(start, start))
-    _quantized(keys, model, kind)
+    yield from adapters.say_init(keys, "lora_init_weights", INITS.get(start, start))
+    yield from _quantized(keys, model, kind)
     return chosen
 
 
-def _quantized(keys: Keys, model: Any, kind: str) -> None:
-    keys.ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
+def _quantized(keys: Keys, model: Any, kind: str) -> Says:
+    yield keys.sets("lora.dtype", "float32", "PEFT keeps adapters in float32")
     details = ("q_lora_bits", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_compute_dtype")
     if not keys.flag("q_lora"):
-        keys.same("q_lora", note="not quantized")
-        keys.passive(details, "not quantized")
+        yield keys.same("q_lora", note="not quantized")
+        yield from keys.passive(details, "not quantized")
         return
     bits, code = keys.integer("q_lora_bits"), keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "fp4"
     if bits not in (4, 8):
-        keys.refuse("q_lora_bits", E1160, f"a base model of {bits} bits, not of 4 or 8", "q_lora_bits: 4")
+        yield keys.refuse(
+            "q_lora_bits", E1160, f"a base model of {bits} bits, not of 4 or 8", "q_lora_bits: 4"
+        )
         bits = 4
     made = adapters.quantized(bits, code, keys.flag("use_bnb_nested_quant"), experts.has_experts(model))
-    keys.say("q_lora", {"lora.quantize": made.value}, made.note)
+    yield keys.say("q_lora", {"lora.quantize": made.value}, made.note)
     if not keys.given("bnb_4bit_quant_type") and bits == 4:
-        keys.default(
+        yield keys.default(
             "bnb_4bit_quant_type", code, {"lora.quantize": made.value}, f"oumi's default; {made.note}"
         )
     if keys.given("bnb_4bit_compute_dtype") and "16" not in str(keys.value("bnb_4bit_compute_dtype")):
-        keys.say("bnb_4bit_compute_dtype", {}, "recipec computes products of the base model in model.dtype")
-    keys.passive(details, "part of lora.quantize")
+        yield keys.say(
+            "bnb_4bit_compute_dtype", {}, "recipec computes products of the base model in model.dtype"
+        )
+    yield from keys.passive(details, "part of lora.quantize")
     if kind.startswith("trl"):
-        keys.ledger.set("lora.dtype", "bfloat16", "TRL trains bfloat16 adapters on a quantized base model")
+        yield keys.sets("lora.dtype", "bfloat16", "TRL trains bfloat16 adapters on a quantized base model")
 
 
-def _data(keys: Keys, run: Keys, inner: Keys, named: Named | None, kind: str) -> None:
+def _data(keys: Keys, run: Keys, inner: Keys, named: Named | None, kind: str) -> Says:
     data = keys.below("data")
-    data.mappings(("train", "validation", "test"))
+    yield from data.mappings(("train", "validation", "test"))
     split = data.below("train", defaults_of(NAME, "split"))
-    evaluates = trainer.evaluation(run)
-    made, found, plain = _sources(split, "data.train", inner, kind)
+    evaluates = yield from trainer.evaluation(run)
+    made, found, plain = yield from _sources(split, "data.train", inner, kind)
     held = data.below("validation", defaults_of(NAME, "split"))
     others: tuple[list[Any], list[Rows], str | None] = ([], [], None)
     if evaluates and held.value("datasets"):
-        others = _sources(held, "data.eval", inner, kind)
-        held.follow(OF_SPLIT)
-        held.passive(("collator_name", "pack"), "the same as in data.train")
+        others = yield from _sources(held, "data.eval", inner, kind)
+        yield from held.follow(OF_SPLIT)
+        yield from held.passive(("collator_name", "pack"), "the same as in data.train")
     else:
-        data.unused(("validation",), "the run does not evaluate")
-    data.unused(("test",), "the run does not read it")
-    form = _form(split, (made, found), others[:2])
+        yield from data.unused(("validation",), "the run does not evaluate")
+    yield from data.unused(("test",), "the run does not read it")
+    form = yield from _form(split, (made, found), others[:2])
     if kind == "trl_dpo":
-        keys.ledger.set("data.format", "preference")
+        yield keys.sets("data.format", "preference")
     elif plain and not found:
-        losses.form(inner, "sft", plain, (split, "datasets"))
-    _loss(split, inner, str(keys.ledger.value("data.format")), bool(found))
-    _packing(split, inner, form)
+        yield from losses.form(inner, "sft", plain, (split, "datasets"))
+    yield from _loss(split, inner, str(keys.ledger.value("data.format")), bool(found))
+    yield from _packing(split, inner, form)
     own = keys.below("model").text("chat_template") in (None, "auto")
     if own and named is not None and named.model is not None and form is not None and form.format == "chat":
-        templates.say_own(keys.ledger, named.model)
-    _length(keys.below("model"), inner, kind, found, split)
-    split.follow(OF_SPLIT)
+        yield from templates.say_own(keys, named.model)
+    yield from _length(keys.below("model"), inner, kind, found, split)
+    yield from split.follow(OF_SPLIT)
     if made:
-        split.said.discard("datasets")
+        yield split.withdraw("datasets")
 
 
 Read = tuple[list[Any], list[Rows]]
 
 
-def _form(split: Keys, train: Read, held: Read) -> Rows | None:
+def _form(split: Keys, train: Read, held: Read) -> Rule[Rows | None]:
     """Set the form of the rows. Conversations with different columns are set for each source."""
     (sources, found), (others, alike) = train, held
     forms = [*found, *alike]
     known = len(found) == len(sources) and len(alike) == len(others)
     if rows.alike(forms) or not known or len({one.format for one in forms}) > 1:
-        return rows.say(split, "datasets", found)
-    made = rows.apart(split.ledger, list(zip([*sources, *others], forms, strict=True)))
+        return (yield from rows.say(split, "datasets", found))
+    made = yield from rows.apart(split, list(zip([*sources, *others], forms, strict=True)))
     for path, part in (("data.train", made[: len(sources)]), ("data.eval", made[len(sources) :])):
         if part:
-            split.ledger.set(path, part)
+            yield split.sets(path, part)
     return found[0]
 
 
-def _sources(split: Keys, path: str, inner: Keys, kind: str) -> tuple[list[Any], list[Rows], str | None]:
+def _sources(
+    split: Keys, path: str, inner: Keys, kind: str
+) -> Rule[tuple[list[Any], list[Rows], str | None]]:
     """Return a split's data sets, the forms of their rows, and the first data set that TRL itself reads."""
     entries = split.value("datasets")
     if not isinstance(entries, list) or not entries or not all(isinstance(one, dict) for one in entries):
         message = f"{split.prefix}datasets is not a list of data sets"
-        split.refuse("datasets", E1143, message, "datasets: [{dataset_name: OWNER/NAME}]")
+        yield split.refuse("datasets", E1143, message, "datasets: [{dataset_name: OWNER/NAME}]")
         return [], [], None
     sources, found, plain = [], [], None
     for index in range(len(entries)):
         one = split.below(f"datasets[{index}]", defaults_of(NAME, "dataset"))
-        one.follow(OF_SOURCE)
-        made, what = _source(one, kind)
+        yield from one.follow(OF_SOURCE)
+        made, what = yield from _source(one, kind)
         name = one.text("dataset_name")
         if made is not None:
             sources.append(made)
@@ -325,23 +334,23 @@ def _sources(split: Keys, path: str, inner: Keys, kind: str) -> tuple[list[Any],
         else:
             plain = plain or name
     if sources:
-        split.ledger.set(path, sources)
+        yield split.sets(path, sources)
     return sources, found, plain
 
 
-def _source(keys: Keys, kind: str) -> tuple[Any, Rows | None]:
+def _source(keys: Keys, kind: str) -> Rule[tuple[Any, Rows | None]]:
     name, folder = keys.text("dataset_name"), keys.text("dataset_path")
     inner = keys.below("dataset_kwargs")
     if name in IMAGES or inner.given("processor_name") or inner.given("image_column"):
         message = f"`{name}` has images, and recipec's models read text"
-        keys.refuse("dataset_name", E1150, message, "name a data set of text")
-        keys.passive(("dataset_kwargs",), "of the data set")
+        yield keys.refuse("dataset_name", E1150, message, "name a data set of text")
+        yield from keys.passive(("dataset_kwargs",), "of the data set")
         return None, None
     where = inner.text("hf_dataset_path") or inner.text("dataset_name_override") or folder or name or ""
-    what = _rows(keys, inner, str(name), where, kind)
+    what = yield from _rows(keys, inner, str(name), where, kind)
     place = datasets.place(where) if where else datasets.Place(None, "it has no name")
     if place.path is None:
-        keys.refuse(
+        yield keys.refuse(
             "dataset_name",
             E1143,
             f"recipec cannot read this source: {place.note}",
@@ -352,8 +361,8 @@ def _source(keys: Keys, kind: str) -> tuple[Any, Rows | None]:
     split = keys.text("split") if hub and keys.text("split") != "train" else None
     limit = keys.integer("sample_count")
     made = datasets.source(place.path, split, keys.text("subset") if hub else None, limit)
-    keys.same("dataset_name", note="part of data.train")
-    keys.same(
+    yield keys.same("dataset_name", note="part of data.train")
+    yield keys.same(
         "sample_count",
         note=f"recipec takes the first {limit} rows; oumi takes the first of the shuffled rows if "
         "it shuffles",
@@ -361,16 +370,20 @@ def _source(keys: Keys, kind: str) -> tuple[Any, Rows | None]:
     share = keys.number("mixture_proportion")
     if share is not None:
         made = {**(made if isinstance(made, dict) else {"path": made}), "weight": share}
-        keys.say("mixture_proportion", {}, "recipec draws by weights until it has gone through each source")
-    keys.same("mixture_proportion", note="all rows")
+        yield keys.say(
+            "mixture_proportion", {}, "recipec draws by weights until it has gone through each source"
+        )
+    yield keys.same("mixture_proportion", note="all rows")
     return made, what
 
 
-def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Rows | None:
+def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Rule[Rows | None]:
     """Return what oumi's class for a data set makes of a row, or None if TRL reads the columns."""
     only = inner.flag("assistant_only")
-    inner.passive(("hf_dataset_path", "dataset_name_override", "limit"), "part of data.train")
-    inner.passive(("assistant_only", "response_template", "instruction_template"), "part of data.loss_on")
+    yield from inner.passive(("hf_dataset_path", "dataset_name_override", "limit"), "part of data.train")
+    yield from inner.passive(
+        ("assistant_only", "response_template", "instruction_template"), "part of data.loss_on"
+    )
     columns: tuple[str, ...] = (
         "messages_column",
         "prompt_column",
@@ -402,97 +415,101 @@ def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Rows | N
         columns = (*columns, "seq_length", "dataset_text_field")
     elif name in OWN or (kind in ("hf", "oumi") and not keys.given("dataset_path")):
         message = f"recipec cannot convert rows as oumi's class for `{name}` does"
-        keys.refuse("dataset_name", E1142, message, "write its conversations to a file: text_sft_jsonl")
-    inner.passive((*columns, "return_tensors"), "part of data.format")
+        yield keys.refuse("dataset_name", E1142, message, "write its conversations to a file: text_sft_jsonl")
+    yield from inner.passive((*columns, "return_tensors"), "part of data.format")
     if what is not None and only and what.format == "chat":
-        keys.ledger.set(
+        yield keys.sets(
             "data.loss_on", "assistant", "assistant_only: the loss covers what the assistant says"
         )
-    keys.same("dataset_kwargs", note="empty")
+    yield keys.same("dataset_kwargs", note="empty")
     return what
 
 
-def _loss(split: Keys, inner: Keys, form: str, tokenized: bool) -> None:
+def _loss(split: Keys, inner: Keys, form: str, tokenized: bool) -> Says:
     """Record which tokens carry loss: by oumi's collator, or by TRL for rows that it reads itself."""
     name, target = split.text("collator_name") or "", str(split.value("train_target") or "").lower()
     kwargs = split.mapping("collator_kwargs")
     if "vision" in name:
-        split.refuse("collator_name", E1150, f"{name}: recipec's models read text", "text_with_padding")
+        yield split.refuse("collator_name", E1150, f"{name}: recipec's models read text", "text_with_padding")
     elif form == "preference":
-        split.same("collator_name", note="the loss compares the answers of preferences")
+        yield split.same("collator_name", note="the loss compares the answers of preferences")
     elif "completions_only" in name:
         turns = {"end_of_turn_template", "instruction_template"} & set(kwargs)
         every = "all" in target or (not target and turns)
-        split.say("collator_name", {"data.loss_on": "assistant" if every else "last_assistant"})
+        yield split.say("collator_name", {"data.loss_on": "assistant" if every else "last_assistant"})
     elif tokenized:
         if "data.loss_on" not in split.ledger.lines:
-            split.default(
+            yield split.default(
                 "collator_name", name or None, {"data.loss_on": "all"}, "oumi's default: every token"
             )
     elif form != "None":
-        losses.masks(inner, form)
-    split.same("collator_name", note="padding alone")
-    inner.passive(
+        yield from losses.masks(inner, form)
+    yield split.same("collator_name", note="padding alone")
+    yield from inner.passive(
         ("assistant_only_loss", "completion_only_loss", "dataset_kwargs"), "the rows are already tokenized"
     )
 
 
-def _packing(split: Keys, inner: Keys, form: Rows | None) -> None:
+def _packing(split: Keys, inner: Keys, form: Rows | None) -> Says:
     cut = "a sample in recipec attends only to itself, and is whole or truncated; the tool cuts rows anywhere"
     if split.flag("pack") or (form is not None and form.format == "text"):
-        split.say("pack", {"data.packing": True}, cut)
-        split.ledger.set("data.packing", True, cut)
-        inner.passive(("packing", "packing_strategy"), "data.train.pack holds")
+        yield split.say("pack", {"data.packing": True}, cut)
+        yield split.sets("data.packing", True, cut)
+        yield from inner.passive(("packing", "packing_strategy"), "data.train.pack holds")
     elif form is not None:
-        split.say("pack", {"data.packing": False})
-        inner.passive(("packing", "packing_strategy"), "TRL does not pack tokenized rows")
+        yield split.say("pack", {"data.packing": False})
+        yield from inner.passive(("packing", "packing_strategy"), "TRL does not pack tokenized rows")
     else:
-        losses.packing(inner)
-    split.same("pack", note="off")
+        yield from losses.packing(inner)
+    yield split.same("pack", note="off")
 
 
-def _length(model: Keys, inner: Keys, kind: str, found: list[Rows], split: Keys) -> None:
+def _length(model: Keys, inner: Keys, kind: str, found: list[Rows], split: Keys) -> Says:
     """Record model_max_length, also for TRL. Without it, max_length applies to rows that TRL reads."""
     if model.given("model_max_length") or found or not kind.startswith("trl"):
-        datasets.length(model, "model_max_length")
-        inner.passive(("max_length",), "model_max_length holds" if kind.startswith("trl") else "not read")
+        yield from datasets.length(model, "model_max_length")
+        yield from inner.passive(
+            ("max_length",), "model_max_length holds" if kind.startswith("trl") else "not read"
+        )
     else:
-        datasets.length(inner, "max_length")
+        yield from datasets.length(inner, "max_length")
 
 
-def _run(run: Keys, model: Keys, launch: Launch, kind: str) -> None:
+def _run(run: Keys, model: Keys, launch: Launch, kind: str) -> Says:
     mixed = str(run.value("mixed_precision_dtype")).lower()
     run.defaults = {**run.defaults, "bf16": mixed == "bf16", "fp16": mixed == "fp16"}
     dtype = str(model.value("torch_dtype_str"))
     kinds = {"bf16": "bfloat16", "f32": "float32", "float": "float32", "f16": "float16", "half": "float16"}
     dtype = kinds.get(dtype, dtype)
     if dtype not in ("auto", "bfloat16", "float16", "float32"):
-        model.refuse("torch_dtype_str", E1160, f"recipec has no type {dtype}", "torch_dtype_str: bfloat16")
+        yield model.refuse(
+            "torch_dtype_str", E1160, f"recipec has no type {dtype}", "torch_dtype_str: bfloat16"
+        )
     if mixed in ("bf16", "fp16") and dtype != "float32":
         message = f"mixed precision with weights in {dtype}: oumi requires float32"
-        run.refuse("mixed_precision_dtype", E1145, message, "torch_dtype_str: float32")
+        yield run.refuse("mixed_precision_dtype", E1145, message, "torch_dtype_str: float32")
     if run.given("warmup_steps") and run.given("warmup_ratio"):
         message = "warmup_steps and warmup_ratio exclude each other"
-        run.refuse("warmup_ratio", E1145, message, "keep one of them")
+        yield run.refuse("warmup_ratio", E1145, message, "keep one of them")
     what = Run(run.flag("use_peft"), run.number("learning_rate") or 0.0, "optimizer")
-    trainer.say_run(run, what, launch, sharding.DeepSpeed(), dtype)
+    yield from trainer.say_run(run, what, launch, sharding.DeepSpeed(), dtype)
     note = "" if run.ledger.value("model.dtype") != "bfloat16" or dtype != "float16" else trainer.HALF
-    model.say("torch_dtype_str", {"model.dtype": run.ledger.value("model.dtype")}, note)
-    run.same("mixed_precision_dtype", note="part of model.dtype")
+    yield model.say("torch_dtype_str", {"model.dtype": run.ledger.value("model.dtype")}, note)
+    yield run.same("mixed_precision_dtype", note="part of model.dtype")
     if run.ledger.value("train.optimizer.name") == "sgd":
-        run.say("sgd_momentum", {"train.optimizer.momentum": run.number("sgd_momentum") or 0.0})
+        yield run.say("sgd_momentum", {"train.optimizer.momentum": run.number("sgd_momentum") or 0.0})
     if kind == "oumi":
-        run.ledger.set(
+        yield run.sets(
             "train.loss_normalization", "micro_batches", "oumi's loop takes the mean of each micro-batch"
         )
-    trainer.memory(run, launch, "enable_gradient_checkpointing")
-    run.say("enable_tensorboard", {"train.log.tensorboard": run.flag("enable_tensorboard")})
+    yield from trainer.memory(run, launch, "enable_gradient_checkpointing")
+    yield run.say("enable_tensorboard", {"train.log.tensorboard": run.flag("enable_tensorboard")})
     if run.flag("enable_wandb"):
         project = "oumi" if kind == "oumi" else "huggingface"
-        run.say(
+        yield run.say(
             "enable_wandb", {training.PROJECT: project}, f"WANDB_PROJECT, or else `{project}`, as in recipec"
         )
-    run.same("enable_wandb", note="off")
+    yield run.same("enable_wandb", note="off")
     if run.given("enable_mlflow") and run.flag("enable_mlflow"):
-        run.say("enable_mlflow", {training.EXPERIMENT: "Default"}, training.BY_MLFLOW)
-    trainer.bookkeeping(run)
+        yield run.say("enable_mlflow", {training.EXPERIMENT: "Default"}, training.BY_MLFLOW)
+    yield from trainer.bookkeeping(run)

@@ -11,6 +11,7 @@ from typing import Any
 from recipec.compiler.catalog import entries
 from recipec.compiler.wording import listing
 from recipec.port.common import say_common, say_start, say_tokens
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys, defaults_of, keys_of, table, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import (
@@ -119,10 +120,10 @@ answers. AlpacaZhPreprocessor also removes a word from the beginning of inputs."
 HUB = "use_hf is off, so ms-swift reads ModelScope;"
 
 
-def port(ledger: Ledger) -> None:
+def rules(ledger: Ledger) -> Says:
     """Record what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE)
-    objective = _objective(keys)
+    objective = yield from _objective(keys)
     given = {"optim": "adamw_torch_fused", "fp16": False, "bf16": True, "warmup_ratio": None}
     keys.defaults = {**defaults_of(NAME, "sft"), **given}
     if objective != "sft":
@@ -135,113 +136,115 @@ def port(ledger: Ledger) -> None:
             "train_sampling_strategy": "random",
             **(SIMPO if keys.text("rlhf_type") == "simpo" else {}),
         }
-        ledger.set("train.objective", objective, f"rlhf_type is {keys.text('rlhf_type') or objective}")
-    launch, taken = trainer.placement(keys, _launch(keys))
-    named = _model(keys)
-    run = _lora(keys, named, objective)
-    _data(keys, named, objective)
+        yield keys.sets("train.objective", objective, f"rlhf_type is {keys.text('rlhf_type') or objective}")
+    launch, taken = yield from trainer.placement(keys, (yield from _launch(keys)))
+    named = yield from _model(keys)
+    run = yield from _lora(keys, named, objective)
+    yield from _data(keys, named, objective)
     if objective != "sft":
-        keys.say("beta", {"train.beta": keys.number("beta")})
+        yield keys.say("beta", {"train.beta": keys.number("beta")})
         if objective == "dpo":
-            losses.dpo(keys, words("sigmoid robust"))
+            yield from losses.dpo(keys, words("sigmoid robust"))
         elif objective == "cpo":
-            losses.cpo(keys)
+            yield from losses.cpo(keys)
         elif objective == "kto":
-            losses.kto(keys)
-    _run(keys, run, launch, taken)
-    experts.say_coefficient(keys, "router_aux_loss_coef", named.model if named else None)
-    _start(keys)
-    keys.follow(KEYS)
-    keys.passive(
+            yield from losses.kto(keys)
+    yield from _run(keys, run, launch, taken)
+    yield from experts.say_coefficient(keys, "router_aux_loss_coef", named.model if named else None)
+    yield from _start(keys)
+    yield from keys.follow(KEYS)
+    yield from keys.passive(
         [key for key in keys.source.data if PRESETS.match(str(key))], "a setting of a method that is off"
     )
-    say_tokens(keys, "new_special_tokens")
-    say_common(keys, NAME, training.OFF)
-    keys.passive(keys_of(NAME, "rlhf"), "a setting of another rlhf_type")
+    yield from say_tokens(keys, "new_special_tokens")
+    yield from say_common(keys, NAME, training.OFF)
+    yield from keys.passive(keys_of(NAME, "rlhf"), "a setting of another rlhf_type")
 
 
-def _start(keys: Keys) -> None:
+def _start(keys: Keys) -> Says:
     """Record the start adapter. For preferences, it is also the reference if ref_adapters equals it."""
     if keys.flag("resume_only_model") and keys.given("resume_from_checkpoint"):
-        say_start(keys, "resume_from_checkpoint", of_base=True)
-        keys.same(
+        yield from say_start(keys, "resume_from_checkpoint", of_base=True)
+        yield keys.same(
             "resume_only_model", note="recipec starts with a new optimizer, and at the beginning of the data"
         )
     alike = keys.given("adapters") and keys.value("adapters") == keys.value("ref_adapters")
-    say_start(keys, "adapters", of_base=not alike)
+    yield from say_start(keys, "adapters", of_base=not alike)
     if alike and "adapters" in keys.said:
-        keys.same("ref_adapters", note="the reference is a copy of the adapter that training starts from")
-    keys.follow(OF_RLHF)
+        yield keys.same(
+            "ref_adapters", note="the reference is a copy of the adapter that training starts from"
+        )
+    yield from keys.follow(OF_RLHF)
 
 
-def _objective(keys: Keys) -> str:
+def _objective(keys: Keys) -> Rule[str]:
     kind = keys.text("rlhf_type")
     if kind is None:
         kind = "dpo" if any(keys.given(key) for key in OF_PREFERENCES) else "sft"
         if kind == "dpo":
-            keys.ledger.defaulted("rlhf_type", kind, {"train.objective": kind}, "ms-swift's default for rlhf")
+            yield keys.defaulted("rlhf_type", kind, {"train.objective": kind}, "ms-swift's default for rlhf")
         return kind
     if kind not in TYPES:
         message = f"ms-swift's rlhf_type {kind} has no counterpart: recipes train like {listing(TYPES)}"
-        keys.refuse("rlhf_type", E1149, message, "rlhf_type: dpo")
+        yield keys.refuse("rlhf_type", E1149, message, "rlhf_type: dpo")
         return "dpo"
-    keys.say("rlhf_type", {"train.objective": TYPES[kind]}, OTHERS if kind == "kto" else "")
+    yield keys.say("rlhf_type", {"train.objective": TYPES[kind]}, OTHERS if kind == "kto" else "")
     return TYPES[kind]
 
 
-def _launch(keys: Keys) -> Launch:
-    launch = trainer.launched(keys)
+def _launch(keys: Keys) -> Rule[Launch]:
+    launch = yield from trainer.launched(keys)
     count = keys.integer("global_world_size") if keys.given("global_world_size") else None
     if count is not None and count > 0:
         launch = replace(launch, processes=count)
-        keys.same("global_world_size", note=f"{count} processes, which multiply the rows of a step")
-    keys.same("global_world_size", note="one process")
+        yield keys.same("global_world_size", note=f"{count} processes, which multiply the rows of a step")
+    yield keys.same("global_world_size", note="one process")
     shared = keys.integer("sequence_parallel_size") or 1
-    keys.same("sequence_parallel_size", note=sharding.sharing(shared))
+    yield keys.same("sequence_parallel_size", note=sharding.sharing(shared))
     if keys.given("deepspeed_autotp_size") and (size := keys.integer("deepspeed_autotp_size")):
         shared *= size
-    keys.same("deepspeed_autotp_size", note="devices that share their rows")
+    yield keys.same("deepspeed_autotp_size", note="devices that share their rows")
     return replace(launch, shared=launch.shared * max(shared, 1))
 
 
-def _model(keys: Keys) -> Named | None:
+def _model(keys: Keys) -> Rule[Named | None]:
     """Record the model. ModelScope's ids equal those of the Hugging Face hub, or ms-swift lists both."""
     name = keys.text("model")
     if "flash" in (keys.text("attn_impl") or ""):
-        keys.same("attn_impl", {"model.attention": "splash"}, "the TPU's fused kernel")
+        yield keys.same("attn_impl", {"model.attention": "splash"}, "the TPU's fused kernel")
     other = keys_of(NAME, "models").get(name or "")
     if name is None or keys.flag("use_hf") or (other is None and name.startswith((".", "/", "~"))):
-        named = models.say_model(keys, "model", "model_revision")
+        named = yield from models.say_model(keys, "model", "model_revision")
     else:
         named = models.resolve(other[1] if other else name, keys.source.path.parent)
         how = f"ms-swift's id for it is {named.id}" if other else "it uses the same id"
         note = f"{HUB} recipec reads the Hugging Face Hub, where {how}"
         local = named.model is not None and named.id not in entries() and not other
-        keys.say("model", {"model.id": named.id}, "" if local else note)
+        yield keys.say("model", {"model.id": named.id}, "" if local else note)
         if keys.text("model_revision") not in (None, "master"):
-            keys.unless(
+            yield keys.unless(
                 "model_revision", (), "a revision of ModelScope, which the Hugging Face Hub does not have"
             )
-        keys.same("model_revision", note="the newest, as in ms-swift")
+        yield keys.same("model_revision", note="the newest, as in ms-swift")
     if keys.text("task_type") not in (None, "causal_lm"):
         message = f"the task {keys.value('task_type')} has no counterpart: recipec trains language models"
-        keys.refuse("task_type", E1149, message, "task_type: causal_lm")
+        yield keys.refuse("task_type", E1149, message, "task_type: causal_lm")
     return named
 
 
-def _lora(keys: Keys, named: Named | None, objective: str) -> Run:
+def _lora(keys: Keys, named: Named | None, objective: str) -> Rule[Run]:
     """Record the adapters' keys. Their default learning rate is ten times that of full fine-tuning."""
     kind = keys.text("tuner_type") or "lora"
     if kind not in ("lora", "full"):
-        keys.refuse(
+        yield keys.refuse(
             "tuner_type",
             E1149,
             f"the tuner {kind} is not LoRA, and has no counterpart in recipec",
             "tuner_type: lora",
         )
-    keys.same("tuner_type", {"lora": None} if kind == "full" else None, "it adds the lora section")
-    keys.unless("tuner_backend", ("peft", "unsloth"), "recipec uses PEFT's arithmetic instead")
-    keys.same("tuner_backend", note="the same arithmetic")
+    yield keys.same("tuner_type", {"lora": None} if kind == "full" else None, "it adds the lora section")
+    yield keys.unless("tuner_backend", ("peft", "unsloth"), "recipec uses PEFT's arithmetic instead")
+    yield keys.same("tuner_backend", note="the same arithmetic")
     rate = keys.number("learning_rate")
     if rate is None:
         rate = 1e-5 if kind == "full" else 1e-4
@@ -254,8 +257,8 @@ def _lora(keys: Keys, named: Named | None, objective: str) -> Run:
         "bnb_4bit_quant_storage",
     )
     if not run.lora:
-        keys.ledger.set("lora", None, "full fine-tuning")
-        adapters.refuse_quantized(keys, "quant_method", "tuner_type: lora, or remove quant_method")
+        yield keys.sets("lora", None, "full fine-tuning")
+        yield from adapters.refuse_quantized(keys, "quant_method", "tuner_type: lora, or remove quant_method")
         off = (
             "quant_bits",
             "target_modules",
@@ -265,38 +268,40 @@ def _lora(keys: Keys, named: Named | None, objective: str) -> Run:
             "init_weights",
         )
         own = [key for key in keys_of(NAME, "sft") if key.startswith("lora_")]
-        keys.passive((*own, *off, *details, "use_rslora", "use_dora"), "tuner_type is full")
+        yield from keys.passive((*own, *off, *details, "use_rslora", "use_dora"), "tuner_type is full")
         return run
-    keys.follow(OF_LORA)
-    chosen = _targets(keys, named)
-    adapters.say_init(keys, "init_weights", str(keys.value("init_weights")))
+    yield from keys.follow(OF_LORA)
+    chosen = yield from _targets(keys, named)
+    yield from adapters.say_init(keys, "init_weights", str(keys.value("init_weights")))
     if objective == "sft":
-        adapters.say_dropout(keys, chosen)
+        yield from adapters.say_dropout(keys, chosen)
     else:
-        keys.ledger.set("lora.dropout", 0.0, "TRL's preference trainers switch dropout off")
-        keys.same("lora_dropout", note="TRL's preference trainers switch it off")
+        yield keys.sets("lora.dropout", 0.0, "TRL's preference trainers switch dropout off")
+        yield keys.same("lora_dropout", note="TRL's preference trainers switch it off")
     method, bits = keys.text("quant_method"), keys.integer("quant_bits")
     dtype = (keys.text("lora_dtype") or "float32").removeprefix("torch.")
-    keys.ledger.set(
+    yield keys.sets(
         "lora.dtype",
         dtype if dtype in ("float32", "bfloat16") else "float32",
         "PEFT keeps adapters in this type",
     )
-    keys.same("lora_dtype", {"lora.dtype": dtype} if dtype in ("float32", "bfloat16") else None, "16 bits")
+    yield keys.same(
+        "lora_dtype", {"lora.dtype": dtype} if dtype in ("float32", "bfloat16") else None, "16 bits"
+    )
     if method is not None and (method != "bnb" or bits not in (4, 8)):
         message = f"a base model in {bits} bits by {method} has no counterpart: recipes have nf4 and int8"
-        keys.refuse("quant_method", E1146, message, "quant_method: bnb, with quant_bits: 4")
+        yield keys.refuse("quant_method", E1146, message, "quant_method: bnb, with quant_bits: 4")
     elif method is not None:
         code, nested = str(keys.value("bnb_4bit_quant_type")), keys.flag("bnb_4bit_use_double_quant")
         left = experts.has_experts(named.model if named else None)
         made = adapters.quantized(bits, code if code in ("nf4", "fp4") else "nf4", nested, left)
-        keys.say("quant_method", {"lora.quantize": made.value}, made.note)
-    keys.passive(("quant_method", "quant_bits", *details), "part of lora.quantize")
-    keys.follow(adapters.FEATURES)
+        yield keys.say("quant_method", {"lora.quantize": made.value}, made.note)
+    yield from keys.passive(("quant_method", "quant_bits", *details), "part of lora.quantize")
+    yield from keys.follow(adapters.FEATURES)
     return run
 
 
-def _targets(keys: Keys, named: Named | None) -> adapters.Chosen | None:
+def _targets(keys: Keys, named: Named | None) -> Rule[adapters.Chosen | None]:
     model = named.model if named else None
     key = "target_regex" if keys.given("target_regex") else "target_modules"
     spec: Any = keys.texts(key)
@@ -306,54 +311,58 @@ def _targets(keys: Keys, named: Named | None) -> adapters.Chosen | None:
     elif isinstance(names, list):
         spec = names
     parameters = keys.listed("target_parameters")
-    chosen = adapters.say_targets(keys, key, model, spec, parameters=parameters)
-    adapters.say_parameters(keys, "target_parameters", chosen)
-    keys.passive(("target_modules", "target_regex"), "target_regex holds")
+    chosen = yield from adapters.say_targets(keys, key, model, spec, parameters=parameters)
+    yield from adapters.say_parameters(keys, "target_parameters", chosen)
+    yield from keys.passive(("target_modules", "target_regex"), "target_regex holds")
     return chosen
 
 
-def _data(keys: Keys, named: Named | None, objective: str) -> None:
+def _data(keys: Keys, named: Named | None, objective: str) -> Says:
     ranking, judged = objective != "sft", OBJECTIVES[objective].format
     columns = keys.value("columns")
     columns = columns if isinstance(columns, dict) else {}
     if keys.given("columns") and not columns:
-        keys.refuse("columns", E1160, "columns is not a mapping of names", "columns: {question: query}")
-    keys.same("columns", note="part of data.transform")
-    sets = _sources(keys, "dataset")
+        yield keys.refuse("columns", E1160, "columns is not a mapping of names", "columns: {question: query}")
+    yield keys.same("columns", note="part of data.transform")
+    sets = yield from _sources(keys, "dataset")
     if sets:
-        keys.ledger.set("data.train", sets)
+        yield keys.sets("data.train", sets)
     elif "dataset" not in keys.said:
-        keys.refuse("dataset", E1143, "the file names no data set", "dataset: [OWNER/NAME, or a file.jsonl]")
+        yield keys.refuse(
+            "dataset", E1143, "the file names no data set", "dataset: [OWNER/NAME, or a file.jsonl]"
+        )
     drawn = any(isinstance(one, dict) and "limit" in one for one in sets)
-    keys.say(
+    yield keys.say(
         "dataset",
         {"data.train": sets},
         "for #N, recipec takes the first N rows; ms-swift draws N rows" if drawn else "",
     )
     system = keys.text("system")
     if system is not None and system.endswith(".txt"):
-        keys.refuse(
+        yield keys.refuse(
             "system", E1160, f"the text of {system} is not among the files", "system: the text itself"
         )
-    keys.same("system", note="part of data.transform")
+    yield keys.same("system", note="part of data.transform")
     names: Mapping[str, str] = {str(old): str(new) for old, new in columns.items()}
     kinds = {"ranking": judged == "preference", "label": judged == losses.UNPAIRED}
-    made = conversion.by_columns(system, names, filled=_filled(keys), prefix=_prefix(keys), **kinds)
-    rows.say(keys, "dataset", [Rows(judged or "chat", transform=made)])
-    keys.learned("cached_dataset", ([],), "recipec does not read tokenized rows")
-    _held_out(keys)
-    _loss(keys, ranking)
-    _template(keys, named, ranking)
-    _lengths(keys, ranking)
+    made = conversion.by_columns(
+        system, names, filled=(yield from _filled(keys)), prefix=(yield from _prefix(keys)), **kinds
+    )
+    yield from rows.say(keys, "dataset", [Rows(judged or "chat", transform=made)])
+    yield keys.learned("cached_dataset", ([],), "recipec does not read tokenized rows")
+    yield from _held_out(keys)
+    yield from _loss(keys, ranking)
+    yield from _template(keys, named, ranking)
+    yield from _lengths(keys, ranking)
 
 
-def _filled(keys: Keys) -> dict[str, tuple[str, str]]:
+def _filled(keys: Keys) -> Rule[dict[str, tuple[str, str]]]:
     """Return the names of the model and of its author, in Chinese and in English. One name is for both."""
     out = {}
     for mark, key in (("{{NAME}}", "model_name"), ("{{AUTHOR}}", "model_author")):
         if names := keys.listed(key):
             out[mark] = (names[0], names[-1])
-        keys.same(key, note="only swift/self-cognition uses it")
+        yield keys.same(key, note="only swift/self-cognition uses it")
     return out if COGNITION & {*re.split(r"[#\s,\[\]'\"]+", str(keys.value("dataset")))} else {}
 
 
@@ -363,18 +372,18 @@ def _read(name: str) -> str:
     return next((reads for id, (reads, other) in sets.items() if name in (id, other)), "")
 
 
-def _prefix(keys: Keys) -> str:
+def _prefix(keys: Keys) -> Rule[str]:
     """Return the text to remove from the beginning of all answers. Refuse data sets that differ in it."""
     names = [re.split("[:#]", text.rpartition("::")[2])[0] for text in keys.listed("dataset")]
     prefixes = {READS.get(_read(name), "") for name in names}
     if len(prefixes) > 1:
         message = "ms-swift removes a word from the answers of only one of the data sets"
-        keys.said.discard("dataset")
-        keys.refuse("dataset", E1142, message, "keep only data sets of one kind")
+        yield keys.withdraw("dataset")
+        yield keys.refuse("dataset", E1142, message, "keep only data sets of one kind")
     return max(prefixes, default="")
 
 
-def _sources(keys: Keys, key: str) -> list[Any]:
+def _sources(keys: Keys, key: str) -> Rule[list[Any]]:
     """Return the sources, each written `[hf::|ms::]ID_OR_PATH[:SUBSET/...][#COUNT]`."""
     out: list[Any] = []
     sets = keys_of(NAME, "datasets")
@@ -390,10 +399,10 @@ def _sources(keys: Keys, key: str) -> list[Any]:
         if other is None:
             message = f"`{name}` is a data set of ModelScope, which recipec does not read"
             help = "use_hf: true, if the Hugging Face Hub has it; or download it, and name the file"
-            keys.refuse(key, E1143, message, help)
+            yield keys.refuse(key, E1143, message, help)
         elif reads not in READS and (name not in COGNITION or subsets):
             message = f"ms-swift reads the rows of `{name}` with its own code: {reads}"
-            keys.refuse(key, E1142, message, "write its conversations to a file, and name that file")
+            yield keys.refuse(key, E1142, message, "write its conversations to a file, and name that file")
         else:
             path = datasets.place(other).path or other
             for subset in subsets.split("/") if subsets and not local else [None]:
@@ -401,21 +410,23 @@ def _sources(keys: Keys, key: str) -> list[Any]:
     return out
 
 
-def _held_out(keys: Keys) -> None:
+def _held_out(keys: Keys) -> Says:
     share, others = keys.number("split_dataset_ratio") or 0.0, keys.value("val_dataset")
     strategy = keys.text("eval_strategy") or str(keys.value("save_strategy") or "steps")
     evaluates = bool(others or share) and strategy != "no"
     every = keys.value("eval_steps") if keys.given("eval_steps") else keys.value("save_steps")
     keys.defaults = {**keys.defaults, "eval_strategy": strategy if evaluates else "no", "eval_steps": every}
     if evaluates:
-        trainer.evaluation(keys)
-    keys.passive(("eval_strategy", "eval_steps"), "the run does not evaluate")
+        yield from trainer.evaluation(keys)
+    yield from keys.passive(("eval_strategy", "eval_steps"), "the run does not evaluate")
     if others and evaluates:
-        keys.same("val_dataset", {"data.eval": _sources(keys, "val_dataset")})
+        yield keys.same("val_dataset", {"data.eval": (yield from _sources(keys, "val_dataset"))})
     elif share and evaluates:
         sets = {"data.eval_fraction": share, "data.eval_seed": keys.integer("data_seed") or 0}
-        keys.say("split_dataset_ratio", sets, "another random generator: other rows")
-    keys.passive(("val_dataset", "cached_val_dataset", "split_dataset_ratio"), "the run holds out no rows")
+        yield keys.say("split_dataset_ratio", sets, "another random generator: other rows")
+    yield from keys.passive(
+        ("val_dataset", "cached_val_dataset", "split_dataset_ratio"), "the run holds out no rows"
+    )
 
 
 def _scale(keys: Keys, ranking: bool) -> list[str]:
@@ -423,7 +434,7 @@ def _scale(keys: Keys, ranking: bool) -> list[str]:
     return (keys.text("loss_scale") or ("last_round" if ranking else "default")).split("+")
 
 
-def _loss(keys: Keys, ranking: bool) -> None:
+def _loss(keys: Keys, ranking: bool) -> Says:
     kinds = {"default": "assistant", "last_round": "last_assistant", "all": "all"}
     parts = [part for part in _scale(keys, ranking) if part != "ignore_empty_think"]
     base = next((part for part in parts if part in kinds), "default")
@@ -433,26 +444,26 @@ def _loss(keys: Keys, ranking: bool) -> None:
             f"`loss_scale` changes what is learned: {'+'.join(others)} weights tokens, and "
             "recipec weights all tokens equally"
         )
-        keys.refuse("loss_scale", E1180, message, f"loss_scale: {base}")
+        yield keys.refuse("loss_scale", E1180, message, f"loss_scale: {base}")
     if ranking:
-        keys.same("loss_scale", note="the loss compares the answers of preferences")
+        yield keys.same("loss_scale", note="the loss compares the answers of preferences")
     else:
-        keys.say("loss_scale", {"data.loss_on": kinds[base]})
+        yield keys.say("loss_scale", {"data.loss_on": kinds[base]})
     if not ranking and keys.flag("enable_dft_loss") and not keys.number("label_smoothing_factor"):
-        losses.weighted(keys, "enable_dft_loss", "dft")
-    keys.same("enable_dft_loss", note="off" if not keys.flag("enable_dft_loss") else UNREAD)
+        yield from losses.weighted(keys, "enable_dft_loss", "dft")
+    yield keys.same("enable_dft_loss", note="off" if not keys.flag("enable_dft_loss") else UNREAD)
     share = keys.value("interleave_prob")
-    keys.unless("interleave_prob", (None,), f"shares of {share}: recipec concatenates the data sets")
+    yield keys.unless("interleave_prob", (None,), f"shares of {share}: recipec concatenates the data sets")
 
 
-def _template(keys: Keys, named: Named | None, ranking: bool) -> None:
+def _template(keys: Keys, named: Named | None, ranking: bool) -> Says:
     """Record the template. ms-swift's own templates follow a tokenizer's template, or are written out."""
     name, model = keys.text("template"), named.model if named else None
     of_models = known(NAME, "of_models").items()
     taken = name or next((found for part, found in of_models if named and part in named.id), None)
     own = name is None or (model is not None and name in OWN.get(templates.tokenizer_of(model), ()))
     if keys.value("use_chat_template") is False:
-        keys.refuse(
+        yield keys.refuse(
             "use_chat_template", E1147, "only swift pt trains on texts without a template", "remove the key"
         )
     changes: dict[str, Any] = {} if keys.flag("add_non_thinking_prefix") else {"thought": None}
@@ -466,56 +477,62 @@ def _template(keys: Keys, named: Named | None, ranking: bool) -> None:
         notes = (made.note, NO_TOOLS, templates.PIECES, END if made.last else "", BOTH if counts else "")
         note = "; ".join(filter(None, notes))
         if name is None:
-            keys.default("template", taken, made.sets, f"ms-swift's for this model: {note}")
+            yield keys.default("template", taken, made.sets, f"ms-swift's for this model: {note}")
         else:
-            keys.say("template", made.sets, note)
+            yield keys.say("template", made.sets, note)
     elif own:
-        keys.default("template", None, {}, FOLLOWS) if name is None else keys.say("template", {}, FOLLOWS)
+        (yield keys.default("template", None, {}, FOLLOWS)) if name is None else (
+            yield keys.say("template", {}, FOLLOWS)
+        )
         if model is not None:
-            templates.say_own(keys.ledger, model)
+            yield from templates.say_own(keys, model)
     else:
         message = templates.unknown("ms-swift's template", name, made)
-        keys.refuse("template", E1147, message, "--set template=null takes the tokenizer's own")
+        yield keys.refuse("template", E1147, message, "--set template=null takes the tokenizer's own")
 
 
-def _lengths(keys: Keys, ranking: bool) -> None:
-    datasets.length(keys, "max_length")
+def _lengths(keys: Keys, ranking: bool) -> Says:
+    yield from datasets.length(keys, "max_length")
     strategy = keys.text("truncation_strategy") or "delete"
     if strategy in ("delete", "right") and keys.value("max_length") is not None:
         sets = {"data.overlong": "drop" if strategy == "delete" else "truncate"}
-        keys.say("truncation_strategy", sets, "" if strategy == "delete" else CUT_OFF)
-        keys.ledger.set(
+        yield keys.say("truncation_strategy", sets, "" if strategy == "delete" else CUT_OFF)
+        yield keys.sets(
             "data.overlong", sets["data.overlong"], "ms-swift's default" if strategy == "delete" else ""
         )
     elif strategy == "split":
-        keys.say(
+        yield keys.say(
             "truncation_strategy",
             {},
             "recipec truncates a sample that is longer than a row; the tool continues it in other rows",
         )
-    keys.unless("truncation_strategy", ("delete", "right"), "recipec truncates the end, not the start")
+    yield keys.unless("truncation_strategy", ("delete", "right"), "recipec truncates the end, not the start")
     packing = keys.flag("packing") and not ranking
-    keys.say("packing", {"data.packing": packing}, "other samples share a row" if packing else "")
+    yield keys.say("packing", {"data.packing": packing}, "other samples share a row" if packing else "")
     if packing and keys.given("packing_length"):
-        keys.say("packing_length", {"data.max_length": keys.integer("packing_length")}, "the length of a row")
-    keys.same("packing_length", note="the length of a row if samples are packed")
+        yield keys.say(
+            "packing_length", {"data.max_length": keys.integer("packing_length")}, "the length of a row"
+        )
+    yield keys.same("packing_length", note="the length of a row if samples are packed")
 
 
-def _run(keys: Keys, run: Run, launch: Launch, taken: sharding.DeepSpeed) -> None:
+def _run(keys: Keys, run: Run, launch: Launch, taken: sharding.DeepSpeed) -> Says:
     if not keys.given("gradient_accumulation_steps"):
         each = keys.integer("per_device_train_batch_size") or 1
         count = max(1, math.ceil(16 / max(each, 1) / sharding.devices(keys.ledger, launch)))
         keys.defaults = {**keys.defaults, "gradient_accumulation_steps": count}
         note = "ms-swift's default: 16 rows per step, or one row per device if there are more devices"
-        keys.default("gradient_accumulation_steps", count, {"train.global_batch_size": None}, note)
+        yield keys.default("gradient_accumulation_steps", count, {"train.global_batch_size": None}, note)
     dtype = (keys.text("torch_dtype") or "auto").removeprefix("torch.")
     if dtype in ("float16", "float32"):
         keys.defaults = {**keys.defaults, "bf16": False, "fp16": True}
-    trainer.say_run(keys, run, launch, taken, dtype)
-    datasets.say_stream(keys, "streaming", ("shuffle_buffer_size",))
+    yield from trainer.say_run(keys, run, launch, taken, dtype)
+    yield from datasets.say_stream(keys, "streaming", ("shuffle_buffer_size",))
     made = keys.ledger.value("model.dtype")
-    keys.say("torch_dtype", {"model.dtype": made}, trainer.HALF if dtype != "auto" and dtype != made else "")
-    trainer.memory(keys, launch)
+    yield keys.say(
+        "torch_dtype", {"model.dtype": made}, trainer.HALF if dtype != "auto" and dtype != made else ""
+    )
+    yield from trainer.memory(keys, launch)
     if not keys.given("report_to"):
-        keys.say("report_to", {"train.log.tensorboard": True})
-    trainer.bookkeeping(keys)
+        yield keys.say("report_to", {"train.log.tensorboard": True})
+    yield from trainer.bookkeeping(keys)

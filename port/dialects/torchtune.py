@@ -9,6 +9,7 @@ from typing import Any
 from recipec.compiler.catalog import E0801, Model, is_directory
 from recipec.compiler.wording import listing
 from recipec.port.common import say_common
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys, defaults_of, keeps, table, tools, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import (
@@ -62,80 +63,82 @@ SCHEDULE = "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup"
 WHOLE_STEPS = "recipec makes an incomplete step of an epoch's last rows; torchtune skips them"
 
 
-def port(ledger: Ledger) -> None:
+def rules(ledger: Ledger) -> Says:
     """Record what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE, {"dtype": "bf16", "gradient_accumulation_steps": 1})
-    built = _built(keys)
-    objective = _loss(keys)
-    _stages(keys)
-    _reference(keys, built.lora, objective)
-    _data(keys, built.model, objective)
-    _batch(keys)
-    _length(keys)
+    built = yield from _built(keys)
+    objective = yield from _loss(keys)
+    yield from _stages(keys)
+    yield from _reference(keys, built.lora, objective)
+    yield from _data(keys, built.model, objective)
+    yield from _batch(keys)
+    yield from _length(keys)
     section = keys.below("optimizer")
     name = section.text("_component_")
     if name is None:
         help = "optimizer: {_component_: torch.optim.AdamW}"
-        keys.refuse("optimizer", E1144, "the file names no optimizer", help)
+        yield keys.refuse("optimizer", E1144, "the file names no optimizer", help)
     else:
         arguments = Keys(ledger, keys.source, TITLE, prefix="optimizer.")
-        training.say_torch_optimizer(arguments, name, section, "_component_")
+        yield from training.say_torch_optimizer(arguments, name, section, "_component_")
     norm = keys.number("clip_grad_norm")
-    keys.same("clip_grad_norm", {"train.optimizer.max_grad_norm": norm})
-    _schedule(keys)
-    _precision(keys, built.lora)
-    _quantizer(keys, built)
-    _order(keys)
+    yield keys.same("clip_grad_norm", {"train.optimizer.max_grad_norm": norm})
+    yield from _schedule(keys)
+    yield from _precision(keys, built.lora)
+    yield from _quantizer(keys, built)
+    yield from _order(keys)
     remat = keys.flag("enable_activation_checkpointing") or keys.value("ac_mode") in ("full", "selective")
-    keys.same("enable_activation_checkpointing", {"remat.policy": "decoder" if remat else "none"})
-    _rest(keys)
+    yield keys.same("enable_activation_checkpointing", {"remat.policy": "decoder" if remat else "none"})
+    yield from _rest(keys)
 
 
-def _loss(keys: Keys) -> str:
+def _loss(keys: Keys) -> Rule[str]:
     section = keys.below("loss", {"beta": 0.1, "label_smoothing": 0.0})
     name = str(section.value("_component_") or "").rpartition(".")[2]
     if name == "DPOLoss":
-        keys.ledger.set("train.objective", "dpo")
-        section.same("_component_", note="the sigmoid loss")
-        section.say("beta", {"train.beta": section.number("beta")})
-        section.say("label_smoothing", {"train.label_smoothing": section.number("label_smoothing")})
+        yield keys.sets("train.objective", "dpo")
+        yield section.same("_component_", note="the sigmoid loss")
+        yield section.say("beta", {"train.beta": section.number("beta")})
+        yield section.say("label_smoothing", {"train.label_smoothing": section.number("label_smoothing")})
         return "dpo"
     if name.startswith(("GRPO", "PPO")):
         message = f"the loss {name} is for reinforcement learning, which has no counterpart in recipec"
         help = "port a configuration of lora_finetune, full_finetune or lora_dpo"
-        section.refuse("_component_", E1149, message, help)
+        yield section.refuse("_component_", E1149, message, help)
     elif name and "CrossEntropy" not in name and not name.startswith("CE"):
         message = f"the loss {name} has no counterpart in recipec"
         help = "_component_: torchtune.modules.loss.CEWithChunkedOutputLoss"
-        section.refuse("_component_", E1163, message, help)
+        yield section.refuse("_component_", E1163, message, help)
     note = "the negative log-likelihood, a mean over the tokens of a step"
-    section.passive(("_component_", "num_output_chunks"), note)
-    section.unless("ignore_index", (-100,), "recipec has no number for tokens without loss")
+    yield from section.passive(("_component_", "num_output_chunks"), note)
+    yield section.unless("ignore_index", (-100,), "recipec has no number for tokens without loss")
     return "sft"
 
 
-def _stages(keys: Keys) -> None:
+def _stages(keys: Keys) -> Says:
     for key in sorted(STAGES):
         if keys.stands(key):
             message = f"{key}: distillation and reinforcement learning have no counterpart in recipec"
             help = "port a configuration of lora_finetune, full_finetune or lora_dpo"
-            keys.refuse(key, E1149, message, help)
+            yield keys.refuse(key, E1149, message, help)
 
 
-def _batch(keys: Keys) -> None:
+def _batch(keys: Keys) -> Says:
     per_device = keys.integer("batch_size") or 1
     accumulation = keys.integer("gradient_accumulation_steps") or 1
     shared = keys.integer("tensor_parallel_dim") or 1
     devices = keys.ledger.devices or shared
-    made = training.say_groups(keys, "tensor_parallel_dim", per_device, accumulation, devices, shared)
+    made = yield from training.say_groups(
+        keys, "tensor_parallel_dim", per_device, accumulation, devices, shared
+    )
     if not keys.stands("batch_size"):
-        keys.refuse("batch_size", E1144, "the file gives no batch_size", "batch_size: 2")
-    keys.say("batch_size", {"train.micro_batch_size": made.per_device})
+        yield keys.refuse("batch_size", E1144, "the file gives no batch_size", "batch_size: 2")
+    yield keys.say("batch_size", {"train.micro_batch_size": made.per_device})
     note = f"{made.rows} rows per step: {made}; the launcher's GPUs are --devices"
-    keys.same("gradient_accumulation_steps", {"train.global_batch_size": made.rows}, note)
-    keys.ledger.set("train.global_batch_size", made.rows)
-    keys.ledger.set("train.loss_normalization", "tokens")
-    keys.same("tensor_parallel_dim", note=sharding.sharing(shared))
+    yield keys.same("gradient_accumulation_steps", {"train.global_batch_size": made.rows}, note)
+    yield keys.sets("train.global_batch_size", made.rows)
+    yield keys.sets("train.loss_normalization", "tokens")
+    yield keys.same("tensor_parallel_dim", note=sharding.sharing(shared))
 
 
 CUT = (
@@ -145,122 +148,122 @@ WEIGHED = "torchtune's weights of micro-batches also count the first token of ea
 SHORTER = "recipec runs this many steps, even if an epoch has fewer; torchtune ends with the epoch"
 
 
-def _length(keys: Keys) -> None:
+def _length(keys: Keys) -> Says:
     epochs, most = keys.integer("epochs") or 1, keys.integer("max_steps_per_epoch")
     if most is None:
-        keys.say("epochs", {"train.epochs": epochs}, WHOLE_STEPS)
-        keys.same("max_steps_per_epoch", note="null: whole epochs")
+        yield keys.say("epochs", {"train.epochs": epochs}, WHOLE_STEPS)
+        yield keys.same("max_steps_per_epoch", note="null: whole epochs")
         return
     note = (
         SHORTER
         if epochs == 1
         else "recipec continues with the data; torchtune starts it again after this many steps"
     )
-    keys.say("max_steps_per_epoch", {"train.steps": most * epochs}, note)
-    keys.same("epochs", note="max_steps_per_epoch sets the length of the run")
+    yield keys.say("max_steps_per_epoch", {"train.steps": most * epochs}, note)
+    yield keys.same("epochs", note="max_steps_per_epoch sets the length of the run")
 
 
-def _schedule(keys: Keys) -> None:
+def _schedule(keys: Keys) -> Says:
     if not keys.given("lr_scheduler"):
-        keys.ledger.set("train.schedule.name", "constant", "torchtune has no schedule without lr_scheduler")
-        keys.same("lr_scheduler", note="null: a constant learning rate")
+        yield keys.sets("train.schedule.name", "constant", "torchtune has no schedule without lr_scheduler")
+        yield keys.same("lr_scheduler", note="null: a constant learning rate")
         return
     section = keys.below("lr_scheduler", {"num_cycles": 0.5})
     name = str(section.value("_component_") or "")
     if name.rpartition(".")[2] != "get_cosine_schedule_with_warmup":
         message = f"the schedule {name} has no counterpart in recipec"
-        section.refuse("_component_", E1163, message, f"_component_: {SCHEDULE}")
+        yield section.refuse("_component_", E1163, message, f"_component_: {SCHEDULE}")
     steps = section.integer("num_warmup_steps") or 0
     made = training.schedule_of("cosine", {"num_cycles": section.number("num_cycles")})
-    section.say("_component_", {"train.schedule.name": "cosine"}, made.note)
-    section.say("num_warmup_steps", {"train.schedule.warmup_steps": steps})
-    section.passive(("num_cycles", "last_epoch"), "part of the schedule")
+    yield section.say("_component_", {"train.schedule.name": "cosine"}, made.note)
+    yield section.say("num_warmup_steps", {"train.schedule.warmup_steps": steps})
+    yield from section.passive(("num_cycles", "last_epoch"), "part of the schedule")
 
 
-def _precision(keys: Keys, lora: bool) -> None:
+def _precision(keys: Keys, lora: bool) -> Says:
     dtype = keys.choice("dtype", ("bf16", "fp32", "fp16")) or "bf16"
     if dtype == "fp16":
         message = "torchtune stops at fp16, which its recipes do not support"
-        keys.refuse("dtype", E1160, message, "dtype: bf16")
+        yield keys.refuse("dtype", E1160, message, "dtype: bf16")
     made = "float32" if dtype == "fp32" else "bfloat16"
-    keys.say("dtype", {"model.dtype": made})
+    yield keys.say("dtype", {"model.dtype": made})
     if lora:
-        keys.ledger.set("lora.dtype", made, "torchtune keeps adapters in this dtype")
+        yield keys.sets("lora.dtype", made, "torchtune keeps adapters in this dtype")
     elif made == "bfloat16":
         held, why = sharding.Launch().masters(False, False)
-        keys.ledger.set("train.optimizer.master_weights", held, why)
+        yield keys.sets("train.optimizer.master_weights", held, why)
 
 
 QUANTIZERS = ("Int8DynActInt4WeightQATQuantizer", "Int8DynActInt4WeightQATQuantizerModuleSwap")
 
 
-def _quantizer(keys: Keys, built: Built) -> None:
+def _quantizer(keys: Keys, built: Built) -> Says:
     """Record quantization-aware training.
 
     torchtune's recipes for it round every torch.nn.Linear, or with LoRA those with an adapter. A head that
     shares the embedding's weight is no such module.
     """
     if not keys.given("quantizer"):
-        keys.same("quantizer", note="weights are not rounded")
-        keys.unused((rounding.LATER,), "the file has no quantizer")
+        yield keys.same("quantizer", note="weights are not rounded")
+        yield from keys.unused((rounding.LATER,), "the file has no quantizer")
         return
     section = keys.below("quantizer")
     name = (section.text("_component_") or "").rpartition(".")[2]
     if name not in QUANTIZERS:
         message = f"recipec rounds as torchao's {QUANTIZERS[0]} does, not as {name or 'an unnamed quantizer'}"
-        keys.learned("quantizer", (), message)
-        keys.unused((rounding.LATER,), "the quantizer is not ported")
+        yield keys.learned("quantizer", (), message)
+        yield from keys.unused((rounding.LATER,), "the quantizer is not ported")
         return
     head = not built.lora and rounding.has_own_head(built.model)
     why = "the output head is a linear layer too" if head else ""
-    section.same("_component_", rounding.rounds(head, rounding.SYMMETRIC), why)
-    rounding.say_group(section, "groupsize", 256)
-    section.passive(("precision",), "torchtune replaces it by dtype")
-    section.passive(("padding_allowed",), "all inputs are whole groups")
-    section.learned("scales_precision", ("torch.float32",), "recipec's scales are float32")
+    yield section.same("_component_", rounding.rounds(head, rounding.SYMMETRIC), why)
+    yield from rounding.say_group(section, "groupsize", 256)
+    yield from section.passive(("precision",), "torchtune replaces it by dtype")
+    yield from section.passive(("padding_allowed",), "all inputs are whole groups")
+    yield section.learned("scales_precision", ("torch.float32",), "recipec's scales are float32")
     if built.lora:
-        keys.unused((rounding.LATER,), "torchtune's QAT with LoRA rounds from the first step")
+        yield from keys.unused((rounding.LATER,), "torchtune's QAT with LoRA rounds from the first step")
     else:
-        rounding.say_later(keys)
+        yield from rounding.say_later(keys)
 
 
-def _order(keys: Keys) -> None:
+def _order(keys: Keys) -> Says:
     seed = keys.integer("seed")
-    keys.same(
+    yield keys.same(
         "seed",
         {"train.seed": seed or 0},
         "recipec uses another random generator: other draws of the same distribution",
     )
     shuffle = 0 if keys.flag("shuffle") else None
-    keys.ledger.set("data.shuffle_seed", shuffle)
-    keys.same("shuffle", {"data.shuffle_seed": shuffle}, "the sampler's seed is 0")
+    yield keys.sets("data.shuffle_seed", shuffle)
+    yield keys.same("shuffle", {"data.shuffle_seed": shuffle}, "the sampler's seed is 0")
 
 
-def _logger(section: Keys) -> None:
+def _logger(section: Keys) -> Says:
     name = str(section.value("_component_") or "").rpartition(".")[2]
     project = section.text("project") or "torchtune"
     if name == "WandBLogger":
-        section.same("_component_", {training.PROJECT: project}, "Weights & Biases")
-        section.same("project", {training.PROJECT: project})
+        yield section.same("_component_", {training.PROJECT: project}, "Weights & Biases")
+        yield section.same("project", {training.PROJECT: project})
         for key in ("entity", "group"):
-            section.unless(key, training.OFF, f"set WANDB_{key.upper()} in the environment of the run")
+            yield section.unless(key, training.OFF, f"set WANDB_{key.upper()} in the environment of the run")
     elif name in ("CometLogger", "MLFlowLogger"):
-        section.unless("_component_", (), f"recipec does not log to this service: {training.LOGS}")
+        yield section.unless("_component_", (), f"recipec does not log to this service: {training.LOGS}")
     found = section.source.get(section.prefix.rstrip("."), None)
-    section.passive(found if isinstance(found, dict) else (), "a log")
+    yield from section.passive(found if isinstance(found, dict) else (), "a log")
 
 
-def _rest(keys: Keys) -> None:
+def _rest(keys: Keys) -> Says:
     if not isinstance(keys.value("dataset"), list) or not keys.value("dataset"):
-        keys.mappings(("dataset",))
-    keys.mappings(("model", "tokenizer", "optimizer", "lr_scheduler", "loss", "quantizer"))
+        yield from keys.mappings(("dataset",))
+    yield from keys.mappings(("model", "tokenizer", "optimizer", "lr_scheduler", "loss", "quantizer"))
     every = keys.integer("log_every_n_steps")
-    keys.same("log_every_n_steps", {"train.log.every": every} if every and every > 0 else None)
-    training.directory(keys, "output_dir")
-    _logger(keys.below("metric_logger"))
-    keys.mappings(("metric_logger",))
-    keys.follow(KEYS)
-    say_common(keys, NAME)
+    yield keys.same("log_every_n_steps", {"train.log.every": every} if every and every > 0 else None)
+    yield from training.directory(keys, "output_dir")
+    yield from _logger(keys.below("metric_logger"))
+    yield from keys.mappings(("metric_logger",))
+    yield from keys.follow(KEYS)
+    yield from say_common(keys, NAME)
 
 
 BUILDERS: Mapping[str, tuple[str, ...]] = {
@@ -280,7 +283,7 @@ class Built:
     lora: bool
 
 
-def _built(keys: Keys) -> Built:
+def _built(keys: Keys) -> Rule[Built]:
     section = keys.below("model")
     component = section.text("_component_")
     builder = (component or "").removeprefix("torchtune.models.")
@@ -290,46 +293,50 @@ def _built(keys: Keys) -> Built:
     name = f"torchtune.models.{builder}"
     if name in tools()["torchtune"]["sections"]:
         section.defaults = defaults_of("torchtune", name)
-    model = _named(keys, section, component, plain)
+    model = yield from _named(keys, section, component, plain)
     if lora:
-        _lora(section, model)
+        yield from _lora(section, model)
     else:
-        keys.ledger.set("lora", None, "full fine-tuning: the builder's name does not begin with lora_")
-        adapters.refuse_quantized(section, "quantize_base", "a builder whose name begins with qlora_")
+        yield keys.sets("lora", None, "full fine-tuning: the builder's name does not begin with lora_")
+        yield from adapters.refuse_quantized(
+            section, "quantize_base", "a builder whose name begins with qlora_"
+        )
     return Built(model, lora)
 
 
-def _named(keys: Keys, section: Keys, component: str | None, plain: str) -> Model | None:
+def _named(keys: Keys, section: Keys, component: str | None, plain: str) -> Rule[Model | None]:
     ids = BUILDERS.get(plain)
     if component is None:
         help = "_component_: torchtune.models.llama3_2.lora_llama3_2_1b"
-        section.refuse("_component_", E1144, "the file names no model", help)
+        yield section.refuse("_component_", E1144, "the file names no model", help)
         return None
     if any(part in component for part in ("vision", ".clip.", ".flux.", ".t5.")):
         message = f"{component} is not a text-only model"
-        section.refuse("_component_", E1150, message, "port a configuration of a text-only model")
+        yield section.refuse("_component_", E1150, message, "port a configuration of a text-only model")
         return None
     if "_reward_" in component:
         message = f"{component} builds a reward model, which another stage uses"
-        section.refuse("_component_", E1149, message, "port a configuration of lora_dpo, or a supervised one")
+        yield section.refuse(
+            "_component_", E1149, message, "port a configuration of lora_dpo, or a supervised one"
+        )
         return None
     if ids is None:
         builders = listing(sorted({name.partition(".")[0] for name in BUILDERS}))
         message = f"recipec does not know the model builder {component}"
-        section.refuse("_component_", E0801, message, f"recipec knows builders of {builders}")
+        yield section.refuse("_component_", E0801, message, f"recipec knows builders of {builders}")
         return None
-    return _checkpoint(keys, section, ids)
+    return (yield from _checkpoint(keys, section, ids))
 
 
-def _checkpoint(keys: Keys, section: Keys, ids: tuple[str, ...]) -> Model | None:
+def _checkpoint(keys: Keys, section: Keys, ids: tuple[str, ...]) -> Rule[Model | None]:
     """Record the checkpoint that is trained: the one in the checkpointer's folder, if the builder fits it."""
     checkpointer = keys.below("checkpointer")
     directory = checkpointer.text("checkpoint_dir")
     if directory is None and len(ids) > 1:
         message = f"the file names no checkpoint, and the builder is for {listing(ids, 'or')}"
         help = f"--set checkpointer.checkpoint_dir={ids[-1]}"
-        checkpointer.refuse("checkpoint_dir", E1144, message, help)
-        section.same("_component_", note="the checkpoint decides which model this is")
+        yield checkpointer.refuse("checkpoint_dir", E1144, message, help)
+        yield section.same("_component_", note="the checkpoint decides which model this is")
         return None
     folder = keys.source.path.parent
     chosen = models.of_folder(directory, folder, ids) if directory else models.resolve(ids[0], folder)
@@ -339,62 +346,64 @@ def _checkpoint(keys: Keys, section: Keys, ids: tuple[str, ...]) -> Model | None
         if is_directory(chosen.id):
             message = f"the builder is for {listing(ids, 'or')}, which the model in {chosen.id} is not"
         help = "make the builder and checkpointer.checkpoint_dir agree"
-        section.refuse("_component_", E1145, message, help)
+        yield section.refuse("_component_", E1145, message, help)
     note = "the model is that of the checkpoint" if directory else "the only checkpoint of this builder"
-    section.same("_component_", None if directory else {"model.id": chosen.id}, note)
+    yield section.same("_component_", None if directory else {"model.id": chosen.id}, note)
     local = is_directory(chosen.id)
     note = "the weights in this folder" if local else "the model that the folder is named after"
-    checkpointer.same("checkpoint_dir", {"model.id": chosen.id} if directory else None, note)
+    yield checkpointer.same("checkpoint_dir", {"model.id": chosen.id} if directory else None, note)
     return chosen.model
 
 
-def _reference(keys: Keys, lora: bool, objective: str) -> None:
+def _reference(keys: Keys, lora: bool, objective: str) -> Says:
     """Record `ref_checkpointer`, which torchtune reads in full fine-tuning with DPO."""
     if objective != "dpo" or lora:
         base = "torchtune's reference is the model without adapters"
         note = base if lora else "only dpo has a reference"
-        keys.unused(("ref_checkpointer",), note)
+        yield from keys.unused(("ref_checkpointer",), note)
         return
     if not isinstance(keys.value("ref_checkpointer"), dict):
-        keys.same("ref_checkpointer", note="null")
+        yield keys.same("ref_checkpointer", note="null")
         return
     policy, reference = keys.below("checkpointer"), keys.below("ref_checkpointer")
     if _folder(reference) != _folder(policy):
         note = "recipec's reference is the model that training starts from, and torchtune loads another"
-        reference.learned("checkpoint_dir", (), note)
-    keys.same("ref_checkpointer", note="the reference is the model that training starts from")
+        yield reference.learned("checkpoint_dir", (), note)
+    yield keys.same("ref_checkpointer", note="the reference is the model that training starts from")
 
 
 def _folder(checkpointer: Keys) -> str:
     return str(checkpointer.value("checkpoint_dir")).rstrip("/")
 
 
-def _lora(keys: Keys, model: Model | None) -> None:
+def _lora(keys: Keys, model: Model | None) -> Says:
     modules = keys.listed("lora_attn_modules")
     targets = [NAMES[module] for module in NAMES if module in modules]
     unknown = [module for module in modules if module not in NAMES]
     if unknown:
         help = "lora_attn_modules: [q_proj, v_proj, output_proj]"
-        keys.refuse("lora_attn_modules", E1164, f"{listing(unknown)} is not a projection of attention", help)
+        yield keys.refuse(
+            "lora_attn_modules", E1164, f"{listing(unknown)} is not a projection of attention", help
+        )
     if keys.flag("apply_lora_to_mlp"):
         targets += ["gate_proj", "up_proj", "down_proj"]
     if not targets:
         help = "lora_attn_modules: [q_proj, v_proj]"
-        keys.refuse("lora_attn_modules", E1148, "no projection carries an adapter", help)
+        yield keys.refuse("lora_attn_modules", E1148, "no projection carries an adapter", help)
     targets, note = adapters.fused(model, targets)
     made = {"lora.targets": targets} if targets else None
     if note:
-        keys.say("lora_attn_modules", made, note)
-    keys.same("lora_attn_modules", made, "output_proj is o_proj")
-    keys.say("apply_lora_to_mlp", made, note if keys.flag("apply_lora_to_mlp") else "")
-    adapters.say_head(keys, "apply_lora_to_output")
-    keys.follow(OF_LORA)
-    keys.ledger.set(
+        yield keys.say("lora_attn_modules", made, note)
+    yield keys.same("lora_attn_modules", made, "output_proj is o_proj")
+    yield keys.say("apply_lora_to_mlp", made, note if keys.flag("apply_lora_to_mlp") else "")
+    yield from adapters.say_head(keys, "apply_lora_to_output")
+    yield from keys.follow(OF_LORA)
+    yield keys.sets(
         "lora.init", "peft", "A is uniform with the bound 1/sqrt(fan_in) and B is zero, as in the tool"
     )
     if keys.flag("quantize_base"):
         value = adapters.quantized(4).value
-        keys.say("quantize_base", {"lora.quantize": value}, adapters.NESTED)
+        yield keys.say("quantize_base", {"lora.quantize": value}, adapters.NESTED)
 
 
 PREFIX = "torchtune.datasets."
@@ -435,47 +444,47 @@ SOURCE_KEYS = words(
 SOURCES = {"alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
 
 
-def _data(keys: Keys, model: Model | None, objective: str) -> None:
-    entries = _entries(keys, "dataset")
+def _data(keys: Keys, model: Model | None, objective: str) -> Says:
+    entries = yield from _entries(keys, "dataset")
     if not entries:
         help = "dataset: {_component_: torchtune.datasets.alpaca_dataset}"
-        keys.refuse("dataset", E1143, "the file names no data set", help)
-    train = _read(keys, entries, objective, [], "data.train")
-    held = _validation(keys, objective, train)
+        yield keys.refuse("dataset", E1143, "the file names no data set", help)
+    train = yield from _read(keys, entries, objective, [], "data.train")
+    held = yield from _validation(keys, objective, train)
     found = [*train, *held]
     settings = next((its for _, its in found if its["data.format"] != "text"), found[0][1] if found else {})
     forms = [Rows(its["data.format"], its.get("data.fields", {}), its["transform"]) for _, its in found]
     made = [source for source, _ in found]
     apart = not rows.alike(forms)
     if apart:
-        made = rows.apart(keys.ledger, list(zip(made, forms, strict=True)))
+        made = yield from rows.apart(keys, list(zip(made, forms, strict=True)))
         every = settings.get("data.loss_on") == "all"
         made = [
             rows.with_own(source, {"loss_on": "all"} if form.format == "text" and not every else {})
             for source, form in zip(made, forms, strict=True)
         ]
     elif settings.get("transform"):
-        keys.ledger.files[conversion.FILE] = settings["transform"]
-        keys.ledger.set("data.transform", conversion.TRANSFORM)
+        yield keys.file(conversion.FILE, settings["transform"])
+        yield keys.sets("data.transform", conversion.TRANSFORM)
     for path, part in (("data.train", made[: len(train)]), ("data.eval", made[len(train) :])):
         if part:
-            keys.ledger.set(path, part)
+            yield keys.sets(path, part)
     for path, value in settings.items():
         if path != "transform" and not (apart and path in ("data.format", "data.fields")):
-            keys.ledger.set(path, value)
-    keys.ledger.set("data.packing", bool(settings.get("data.packing")))
-    _tokenizer(keys, model, settings)
+            yield keys.sets(path, value)
+    yield keys.sets("data.packing", bool(settings.get("data.packing")))
+    yield from _tokenizer(keys, model, settings)
 
 
 Read = list[tuple[Any, dict[str, Any]]]
 
 
-def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: str) -> Read:
+def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: str) -> Rule[Read]:
     """Read the sources of some data sets, each with its settings. `transform` is the text of a file."""
     made: Read = []
     alike: list[Keys] = []
     for entry in entries:
-        found = _one(keys, entry, objective, path)
+        found = yield from _one(keys, entry, objective, path)
         if found is None:
             continue
         if any(_at_odds(found[1], its) for _, its in (*before, *made)):
@@ -483,11 +492,11 @@ def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: s
             help = keeps(entries[0].prefix.partition("[")[0].rstrip("."), [_whole(each) for each in alike])
             if path == "data.eval":
                 help = "--set run_val_every_n_steps=null ports the run without its evaluation"
-            entry.refuse("_component_", E1142, message, help)
+            yield entry.refuse("_component_", E1142, message, help)
         else:
             alike.append(entry)
         made.append(found)
-        entry.same("_component_", note="how rows become samples; data.format and data.loss_on set it")
+        yield entry.same("_component_", note="how rows become samples; data.format and data.loss_on set it")
     return made
 
 
@@ -502,32 +511,32 @@ def _whole(entry: Keys) -> Any:
     return entry.source.get(entry.prefix.rstrip("."))
 
 
-def _validation(keys: Keys, objective: str, train: Read) -> Read:
+def _validation(keys: Keys, objective: str, train: Read) -> Rule[Read]:
     """Record `dataset_val`, which is evaluated completely every `run_val_every_n_steps`."""
     every = keys.integer("run_val_every_n_steps")
     if not every or every < 0:
         note = "run_val_every_n_steps is not set: torchtune does not evaluate"
-        keys.passive(("dataset_val", "run_val_every_n_steps", "batch_size_val"), note)
+        yield from keys.passive(("dataset_val", "run_val_every_n_steps", "batch_size_val"), note)
         return []
-    entries = _entries(keys, "dataset_val")
+    entries = yield from _entries(keys, "dataset_val")
     if not entries:
         message = "torchtune stops at run_val_every_n_steps without dataset_val"
         help = "dataset_val: {_component_: torchtune.datasets.alpaca_dataset, split: 'train[95%:]'}"
-        keys.refuse("run_val_every_n_steps", E1145, message, help)
-    made = _read(keys, entries, objective, train, "data.eval")
+        yield keys.refuse("run_val_every_n_steps", E1145, message, help)
+    made = yield from _read(keys, entries, objective, train, "data.eval")
     if made:
-        keys.same("run_val_every_n_steps", {"train.eval_every": every})
-    keys.passive(
+        yield keys.same("run_val_every_n_steps", {"train.eval_every": every})
+    yield from keys.passive(
         ("run_val_every_n_steps", "batch_size_val"), "how the tool evaluates, which does not affect training"
     )
     return made
 
 
-def _entries(keys: Keys, key: str) -> list[Keys]:
+def _entries(keys: Keys, key: str) -> Rule[list[Keys]]:
     """Return the data sets of a key, or [] if its value has another type."""
     found = keys.value(key)
     if isinstance(found, dict) and str(found.get("_component_", "")).endswith("ConcatDataset"):
-        keys.below(key).same("_component_", note="the data sets are concatenated")
+        yield keys.below(key).same("_component_", note="the data sets are concatenated")
         inner = found.get("datasets")
         return [
             keys.below(f"{key}.datasets[{n}]") for n in range(len(inner) if isinstance(inner, list) else 0)
@@ -537,7 +546,7 @@ def _entries(keys: Keys, key: str) -> list[Keys]:
     return [keys.below(key)] if isinstance(found, dict) else []
 
 
-def _one(keys: Keys, entry: Keys, objective: str, path: str) -> tuple[Any, dict[str, Any]] | None:
+def _one(keys: Keys, entry: Keys, objective: str, path: str) -> Rule[tuple[Any, dict[str, Any]] | None]:
     component = entry.text("_component_") or ""
     builder = component.removeprefix(PREFIX)
     kind = KINDS.get(builder)
@@ -546,112 +555,115 @@ def _one(keys: Keys, entry: Keys, objective: str, path: str) -> tuple[Any, dict[
         if "multimodal" in component:
             code, message = E1150, f"{component} has images and text"
         names = listing([name for name in KINDS], "or")
-        entry.refuse("_component_", code, message, f"one of {PREFIX}: {names}")
+        yield entry.refuse("_component_", code, message, f"one of {PREFIX}: {names}")
         return None
     if (kind == "preference") != (objective == "dpo"):
         message = f"{builder} does not fit the loss: {objective} needs other rows"
-        entry.refuse("_component_", E1145, message, "choose a dataset and a loss that fit each other")
+        yield entry.refuse("_component_", E1145, message, "choose a dataset and a loss that fit each other")
         return None
     entry.defaults = {**defaults_of("torchtune", PREFIX + builder), "split": "train"}
     if builder in SOURCES:
         entry.defaults["source"] = SOURCES[builder]
-    source = _source(entry, path)
-    settings = {"transform": "", **_SETTINGS[kind](keys, entry, builder)}
+    source = yield from _source(entry, path)
+    settings = {"transform": "", **(yield from _SETTINGS[kind](keys, entry, builder))}
     for older in ("template", "chat_format"):
-        entry.learned(
+        yield entry.learned(
             older, (None,), "torchtune up to 0.2 wrote each row by it, and newer versions refuse it"
         )
     if kind != "text" and entry.given("max_seq_len"):
-        datasets.length(entry, "max_seq_len", CUT)
+        yield from datasets.length(entry, "max_seq_len", CUT)
     if kind == "text":
         settings["data.loss_on"] = "all"
-        entry.same("train_on_input", note="the loss covers all of a text")
+        yield entry.same("train_on_input", note="the loss covers all of a text")
     elif kind == "preference":
-        entry.unless("train_on_input", (False,), "the loss does not cover the prompt in dpo")
+        yield entry.unless("train_on_input", (False,), "the loss does not cover the prompt in dpo")
     else:
         settings["data.loss_on"] = "all" if entry.flag("train_on_input") else "assistant"
         several = settings["data.loss_on"] == "all" and keys.integer("gradient_accumulation_steps") != 1
         note = WEIGHED if several else ""
-        entry.say("train_on_input", {"data.loss_on": settings["data.loss_on"]}, note)
+        yield entry.say("train_on_input", {"data.loss_on": settings["data.loss_on"]}, note)
     if kind != "preference":
         settings["data.packing"] = entry.flag("packed")
-        entry.say("packed", {"data.packing": settings["data.packing"]})
+        yield entry.say("packed", {"data.packing": settings["data.packing"]})
     note = "recipec reads all rows; a data.transform that returns None leaves a row out"
-    entry.unless("filter_fn", (None,), note)
+    yield entry.unless("filter_fn", (None,), note)
     return (source, settings) if source is not None else None
 
 
-def _source(entry: Keys, path: str) -> Any:
+def _source(entry: Keys, path: str) -> Rule[Any]:
     config = entry.text("name") or entry.text("subset")
-    made = datasets.given(entry, "source", "source: OWNER/NAME, or json with data_files", config)
+    made = yield from datasets.given(entry, "source", "source: OWNER/NAME, or json with data_files", config)
     if made is None:
-        entry.passive(SOURCE_KEYS, "a setting of a source that recipec cannot read")
+        yield from entry.passive(SOURCE_KEYS, "a setting of a source that recipec cannot read")
         return None
     if not entry.given("source"):
-        entry.say("source", {path: [made]})
+        yield entry.say("source", {path: [made]})
     file = made if isinstance(made, str) else made["path"]
     if not file.startswith("hf://") and entry.text("split") not in (None, "train"):
-        entry.unless("split", (), "a file has no splits: recipec reads all of it")
-    entry.passive(("source", "data_files", "split", "name", "subset"), f"part of {path}")
-    entry.follow(OF_SOURCES)
+        yield entry.unless("split", (), "a file has no splits: recipec reads all of it")
+    yield from entry.passive(("source", "data_files", "split", "name", "subset"), f"part of {path}")
+    yield from entry.follow(OF_SOURCES)
     return made
 
 
-def _columns(entry: Keys) -> dict[str, str]:
+def _columns(entry: Keys) -> Rule[dict[str, str]]:
     found = {str(key): str(value) for key, value in entry.mapping("column_map").items()}
-    entry.passive(("column_map",), "the names of the columns")
+    yield from entry.passive(("column_map",), "the names of the columns")
     return found
 
 
-def _alpaca(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
+def _alpaca(keys: Keys, entry: Keys, builder: str) -> Rule[dict[str, Any]]:
     asked = ("instruction", "input", "output")
-    columns = {key: name for key, name in _columns(entry).items() if key in asked}
+    names = yield from _columns(entry)
+    columns = {key: name for key, name in names.items() if key in asked}
     made = conversion.alpaca_messages(conversion.alpaca_prompt(columns), "Alpaca's prompts")
     return {"data.format": "chat", "transform": made}
 
 
-def _pairs(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
+def _pairs(keys: Keys, entry: Keys, builder: str) -> Rule[dict[str, Any]]:
     asked, answered = COLUMNS.get(builder, ("input", "output"))
-    columns = _columns(entry)
+    columns = yield from _columns(entry)
     system = entry.text("new_system_prompt")
-    entry.passive(("new_system_prompt",), "the first message of each row")
+    yield from entry.passive(("new_system_prompt",), "the first message of each row")
     made = conversion.paired(columns.get("input", asked), columns.get("output", answered), system)
     return {"data.format": "chat", "transform": made}
 
 
-def _chat(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
-    column = entry.text("conversation_column") or _columns(entry).get("conversations")
+def _chat(keys: Keys, entry: Keys, builder: str) -> Rule[dict[str, Any]]:
+    column = entry.text("conversation_column") or (yield from _columns(entry)).get("conversations")
     style = entry.text("conversation_style")
     if style not in (None, "openai", "sharegpt"):
         help = "conversation_style: openai"
-        entry.refuse(
+        yield entry.refuse(
             "conversation_style", E1160, f"recipec does not know the conversation style {style}", help
         )
-    entry.passive(("conversation_column", "conversation_style", "column_map"), "both spellings of messages")
-    entry.unless("new_system_prompt", (None,), "recipec keeps each row's own system message")
+    yield from entry.passive(
+        ("conversation_column", "conversation_style", "column_map"), "both spellings of messages"
+    )
+    yield entry.unless("new_system_prompt", (None,), "recipec keeps each row's own system message")
     made: dict[str, Any] = {"data.format": "chat"}
     if column not in (None, "messages", "conversations"):
         made["data.fields"] = {"messages": column}
     return made
 
 
-def _text(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
+def _text(keys: Keys, entry: Keys, builder: str) -> Rule[dict[str, Any]]:
     column = entry.text("column") or COLUMNS.get(builder, ("text", ""))[0]
     column = "page" if builder == "wikitext_dataset" else column
-    entry.passive(("column",), "the column with the text")
-    entry.unless("add_eos", (True,), "recipec ends each sample with the end-of-text token")
+    yield from entry.passive(("column",), "the column with the text")
+    yield entry.unless("add_eos", (True,), "recipec ends each sample with the end-of-text token")
     if entry.flag("packed") and entry.flag("split_across_pack"):
         note = "recipec truncates a sample that does not fit into a row; torchtune continues it in the next"
-        entry.say("split_across_pack", {}, note)
-    entry.passive(("split_across_pack",), "no packing")
+        yield entry.say("split_across_pack", {}, note)
+    yield from entry.passive(("split_across_pack",), "no packing")
     most = entry.integer("max_seq_len")
-    entry.say("max_seq_len", {"data.max_length": most} if most else None)
+    yield entry.say("max_seq_len", {"data.max_length": most} if most else None)
     return {"data.format": "text", **({} if column == "text" else {"data.fields": {"text": column}})}
 
 
-def _preference(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
-    columns = _columns(entry)
-    entry.unless("new_system_prompt", (None,), "recipec keeps each row's own system message")
+def _preference(keys: Keys, entry: Keys, builder: str) -> Rule[dict[str, Any]]:
+    columns = yield from _columns(entry)
+    yield entry.unless("new_system_prompt", (None,), "recipec keeps each row's own system message")
     if builder in RANKED:
         names = [(columns or RANKED[builder]).get(key, key) for key in ("prompt", "chosen", "rejected")]
         return {"data.format": "preference", "transform": conversion.ranked(*names)}
@@ -686,11 +698,11 @@ def _differs(turns: templates.Turns, opened: bool) -> str:
     )
 
 
-def _tokenizer(keys: Keys, model: Model | None, settings: Mapping[str, Any]) -> None:
+def _tokenizer(keys: Keys, model: Model | None, settings: Mapping[str, Any]) -> Says:
     form, whole = settings.get("data.format"), settings.get("data.loss_on") == "all"
     section = keys.below("tokenizer", {"max_seq_len": None})
     if keys.ledger.value("data.max_length") is None or section.given("max_seq_len"):
-        datasets.length(section, "max_seq_len", CUT)
+        yield from datasets.length(section, "max_seq_len", CUT)
     name = str(section.value("_component_") or "").rpartition(".")[2]
     turns = templates.TORCHTUNE.get(name)
     if form in ("chat", "preference") and turns is not None:
@@ -702,11 +714,11 @@ def _tokenizer(keys: Keys, model: Model | None, settings: Mapping[str, Any]) -> 
             turns = replace(turns, final="" if whole else turns.final, learns_final=False)
         opened = whole or (turns.learns_opening and form == "chat")
         made = {"data.chat_template": templates.written(turns)}
-        section.say("_component_", made, _differs(turns, opened))
+        yield section.say("_component_", made, _differs(turns, opened))
     elif form in ("chat", "preference") and model is not None:
-        templates.say_own(keys.ledger, model)
+        yield from templates.say_own(keys, model)
         note = f"recipec uses the model's chat template, because it does not know {name or 'the tokenizer'}"
-        section.say("_component_", {}, note)
-    section.same("_component_", note="the tokenizer of model.id")
+        yield section.say("_component_", {}, note)
+    yield section.same("_component_", note="the tokenizer of model.id")
     note = "recipec writes only the chat template's markers around a message"
-    section.unless("prompt_template", (None,), note)
+    yield section.unless("prompt_template", (None,), note)

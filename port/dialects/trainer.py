@@ -6,6 +6,7 @@ The JSON may contain keys of transformers' example scripts: the model, the data 
 from __future__ import annotations
 
 from recipec.port.common import say_common
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys, defaults_of, table, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, datasets, models, templates, trainer, training
@@ -51,45 +52,45 @@ exact eva_config corda_config lora_ga_config: of init_lora_weights
 """The meaning of PEFT's keys in adapter_config.json."""
 
 
-def port(ledger: Ledger) -> None:
+def rules(ledger: Ledger) -> Says:
     """Record what became of every key."""
     source = ledger.sources.main
     given = {"optim": "adamw_torch_fused", "torch_dtype": "float32", "max_seq_length": None}
     keys = Keys(ledger, source, TITLE, {**defaults_of("trainer", "training_arguments"), **given})
-    launch, taken = trainer.placement(keys, trainer.launched(keys))
+    launch, taken = yield from trainer.placement(keys, (yield from trainer.launched(keys)))
     file = ledger.sources.others.get("adapter_config")
     adapter = _adapter(ledger, file) if file is not None else None
-    named = _model(keys, adapter)
+    named = yield from _model(keys, adapter)
     run = Run(adapter is not None, keys.number("learning_rate") or 0.0)
     if adapter is None:
-        ledger.set("lora", None, "full fine-tuning: there is no adapter_config.json")
+        yield keys.sets("lora", None, "full fine-tuning: there is no adapter_config.json")
     else:
-        _say_adapter(adapter, named)
-    _data(keys, named)
+        yield from _say_adapter(adapter, named)
+    yield from _data(keys, named)
     dtype = "dtype" if keys.given("dtype") else "torch_dtype"
-    trainer.say_run(keys, run, launch, taken, trainer.dtype_of(keys, dtype))
-    trainer.memory(keys, launch)
-    trainer.bookkeeping(keys)
-    _limit(keys)
-    keys.follow(KEYS)
-    say_common(keys, NAME, training.OFF)
+    yield from trainer.say_run(keys, run, launch, taken, trainer.dtype_of(keys, dtype))
+    yield from trainer.memory(keys, launch)
+    yield from trainer.bookkeeping(keys)
+    yield from _limit(keys)
+    yield from keys.follow(KEYS)
+    yield from say_common(keys, NAME, training.OFF)
 
 
-def _model(keys: Keys, adapter: Keys | None) -> Named | None:
+def _model(keys: Keys, adapter: Keys | None) -> Rule[Named | None]:
     """Record the adapter's base, or the example scripts' model_name_or_path, and the tokenizer."""
-    models.say_flash(keys)
+    yield from models.say_flash(keys)
     if (tokenizer := keys.text("tokenizer_name")) and tokenizer != keys.text("model_name_or_path"):
-        keys.say("tokenizer_name", {"model.tokenizer": tokenizer})
+        yield keys.say("tokenizer_name", {"model.tokenizer": tokenizer})
     base = "base_model_name_or_path"
     if adapter is None or not adapter.given(base) or keys.given("model_name_or_path"):
-        return models.say_model(keys, "model_name_or_path", "model_revision")
+        return (yield from models.say_model(keys, "model_name_or_path", "model_revision"))
     given = keys.text("model_revision")
-    keys.same("model_revision", {"model.revision": given} if given not in (None, "main") else None)
-    return models.say_model(adapter, base, "revision")
+    yield keys.same("model_revision", {"model.revision": given} if given not in (None, "main") else None)
+    return (yield from models.say_model(adapter, base, "revision"))
 
 
-def _data(keys: Keys, named: Named | None) -> None:
-    evaluates = trainer.evaluation(keys)
+def _data(keys: Keys, named: Named | None) -> Says:
+    evaluates = yield from trainer.evaluation(keys)
     name = keys.text("train_file") or keys.text("dataset_name")
     key = "train_file" if keys.given("train_file") else "dataset_name"
     place = datasets.place(name) if name is not None else None
@@ -97,27 +98,27 @@ def _data(keys: Keys, named: Named | None) -> None:
         help = datasets.elsewhere(key if key == "train_file" else "dataset_name")
         nowhere = "the files name no data set: a separate script reads it"
         message = place.note if place is not None else nowhere
-        keys.refuse(key, E1143, message, help)
+        yield keys.refuse(key, E1143, message, help)
     else:
         config = keys.text("dataset_config_name")
-        keys.say(key, {"data.train": [datasets.source(place.path, config=config)]})
-        form = _format(keys, key, str(name))
-        keys.ledger.set("data.format", form[0], form[1])
+        yield keys.say(key, {"data.train": [datasets.source(place.path, config=config)]})
+        form = yield from _format(keys, key, str(name))
+        yield keys.sets("data.format", form[0], form[1])
         if form[0] == "chat" and named is not None and named.model is not None:
-            templates.say_own(keys.ledger, named.model)
+            yield from templates.say_own(keys, named.model)
     if evaluates and (held := keys.text("validation_file")):
-        keys.say("validation_file", {"data.eval": [held]})
+        yield keys.say("validation_file", {"data.eval": [held]})
     share = keys.number("validation_split_percentage")
     if evaluates and not keys.given("validation_file") and share:
         sets = {"data.eval_fraction": share / 100}
-        keys.say("validation_split_percentage", sets, "other rows of the same share")
+        yield keys.say("validation_split_percentage", sets, "other rows of the same share")
     names = ("max_seq_length", "block_size", "max_length")
     key = next((name for name in names if keys.given(name)), "max_seq_length")
     if _of_blocks(keys):
-        keys.say(key, {}, BLOCKS)
-    datasets.length(keys, key)
+        yield keys.say(key, {}, BLOCKS)
+    yield from datasets.length(keys, key)
     note = BLOCKS if _of_blocks(keys) else "the Trainer does not pack samples"
-    keys.ledger.set("data.packing", _of_blocks(keys), note)
+    yield keys.sets("data.packing", _of_blocks(keys), note)
 
 
 BLOCKS = "run_clm concatenates texts and cuts them into blocks; a sample in recipec attends only to itself"
@@ -128,7 +129,7 @@ def _of_blocks(keys: Keys) -> bool:
     return any(keys.stands(key) for key in ("block_size", "config_overrides", "keep_linebreaks"))
 
 
-def _format(keys: Keys, key: str, name: str) -> tuple[str, str]:
+def _format(keys: Keys, key: str, name: str) -> Rule[tuple[str, str]]:
     row = datasets.first_row(name, keys.source.path.parent)
     blocks = row is None and _of_blocks(keys)
     made = "text" if blocks or (row is not None and "text" in row) else None
@@ -138,16 +139,16 @@ def _format(keys: Keys, key: str, name: str) -> tuple[str, str]:
         return made, "run_clm reads rows of text" if blocks else f"from the columns of {name}"
     message = "the format of the data is a guess: the script that reads the data is not among the files"
     help = "set data.format and data.loss_on in the recipe: chat, instruction, prompt_completion or text"
-    keys.ledger.diagnostics.append(Diagnostic(W1168, message, key, help, keys.source.span(key)))
+    yield keys.warn(Diagnostic(W1168, message, key, help, keys.source.span(key)))
     return "chat", "not known from the files"
 
 
-def _limit(keys: Keys) -> None:
+def _limit(keys: Keys) -> Says:
     limit = keys.integer("max_train_samples")
     if limit:
         train = keys.ledger.value("data.train", [])
         entries = (entry if isinstance(entry, dict) else {"path": entry} for entry in train)
-        keys.say("max_train_samples", {"data.train": [{**entry, "limit": limit} for entry in entries]})
+        yield keys.say("max_train_samples", {"data.train": [{**entry, "limit": limit} for entry in entries]})
 
 
 PEFT = "PEFT"
@@ -157,29 +158,30 @@ def _adapter(ledger: Ledger, source: Source) -> Keys:
     return Keys(ledger, source, PEFT, {**defaults_of("peft", "lora"), "init_lora_weights": True})
 
 
-def _say_adapter(keys: Keys, named: Named | None) -> None:
-    ledger = keys.ledger
+def _say_adapter(keys: Keys, named: Named | None) -> Says:
     if str(keys.value("peft_type") or "LORA").upper() != "LORA":
         message = f"{keys.value('peft_type')} is not LoRA, and has no counterpart in recipec"
-        keys.refuse("peft_type", E1149, message, "peft_type: LORA")
-    keys.follow(SIZES)
-    _targets(keys, named)
-    adapters.say_patterns(keys)
-    adapters.say_init(keys, "init_lora_weights", keys.value("init_lora_weights"))
-    ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
-    keys.follow(adapters.FEATURES)
-    keys.follow(ADAPTER)
-    say_common(keys, "peft", training.OFF)
+        yield keys.refuse("peft_type", E1149, message, "peft_type: LORA")
+    yield from keys.follow(SIZES)
+    yield from _targets(keys, named)
+    yield from adapters.say_patterns(keys)
+    yield from adapters.say_init(keys, "init_lora_weights", keys.value("init_lora_weights"))
+    yield keys.sets("lora.dtype", "float32", "PEFT keeps adapters in float32")
+    yield from keys.follow(adapters.FEATURES)
+    yield from keys.follow(ADAPTER)
+    yield from say_common(keys, "peft", training.OFF)
 
 
-def _targets(keys: Keys, named: Named | None) -> None:
+def _targets(keys: Keys, named: Named | None) -> Says:
     model = named.model if named else None
     spec = keys.texts("target_modules")
-    layers = adapters.layers_of(keys)
+    layers = yield from adapters.layers_of(keys)
     parameters = keys.listed("target_parameters")
     exclude = keys.texts("exclude_modules")
-    chosen = adapters.say_targets(keys, "target_modules", model, spec, layers, exclude, parameters)
-    adapters.say_parameters(keys, "target_parameters", chosen)
-    adapters.say_dropout(keys, chosen)
-    keys.passive(("layers_to_transform", "exclude_modules"), "part of lora.targets and lora.layers")
-    keys.unless("layers_pattern", adapters.USUAL, "the decoder's layers are counted")
+    chosen = yield from adapters.say_targets(keys, "target_modules", model, spec, layers, exclude, parameters)
+    yield from adapters.say_parameters(keys, "target_parameters", chosen)
+    yield from adapters.say_dropout(keys, chosen)
+    yield from keys.passive(
+        ("layers_to_transform", "exclude_modules"), "part of lora.targets and lora.layers"
+    )
+    yield keys.unless("layers_pattern", adapters.USUAL, "the decoder's layers are counted")

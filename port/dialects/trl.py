@@ -10,6 +10,7 @@ from typing import Any
 
 from recipec.compiler.wording import listing
 from recipec.port.common import COMMON, say_common, say_methods, say_tokens
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import REASONS, Keys, as_number, defaults_of, keys_of, table, tools, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import (
@@ -73,7 +74,7 @@ SHIPPED = {"single_gpu": 1, **dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zer
 """The accelerate configs that TRL contains, with their number of processes."""
 
 
-def port(ledger: Ledger) -> None:
+def rules(ledger: Ledger) -> Says:
     """Record what became of every key.
 
     Raises:
@@ -82,48 +83,50 @@ def port(ledger: Ledger) -> None:
     source = ledger.sources.main
     keys = Keys(ledger, source, TITLE)
     script = source.script
-    objective = script.objective if script else told(keys, ledger.script)
+    objective = script.objective if script else (yield from told(keys, ledger.script))
     keys.defaults = _defaults(objective)
     if script:
         keys.defaults, keys.tool = {**keys.defaults, **script.defaults}, script.tool
     if objective != "sft":
-        ledger.set("train.objective", objective, f"the keys are those of TRL's {objective} script")
-    launch, taken = trainer.placement(keys, _launch(keys))
-    model = _model(keys)
+        yield keys.sets("train.objective", objective, f"the keys are those of TRL's {objective} script")
+    launch, taken = yield from trainer.placement(keys, (yield from _launch(keys)))
+    model = yield from _model(keys)
     run = Run(keys.flag("use_peft"), keys.number("learning_rate") or 0.0)
-    chosen = _lora(keys, run, model)
-    _data(keys, objective, model)
-    _losses(keys, objective, chosen)
+    chosen = yield from _lora(keys, run, model)
+    yield from _data(keys, objective, model)
+    yield from _losses(keys, objective, chosen)
     if objective in ("sft", "dpo", "kto"):
-        _balance(keys, model)
-    trainer.say_run(keys, run, launch, taken, trainer.dtype_of(keys, "dtype"))
-    _stream(keys)
-    trainer.memory(keys, launch)
-    trainer.bookkeeping(keys)
-    keys.follow(KEYS)
-    say_methods(keys, training.OFF)
+        yield from _balance(keys, model)
+    yield from trainer.say_run(keys, run, launch, taken, trainer.dtype_of(keys, "dtype"))
+    yield from _stream(keys)
+    yield from trainer.memory(keys, launch)
+    yield from trainer.bookkeeping(keys)
+    yield from keys.follow(KEYS)
+    yield from say_methods(keys, training.OFF)
     if script:
         if keys.source.has("add_tokens"):
-            say_tokens(keys, "add_tokens")
-            keys.same("resize_token_embeddings", note="recipec's embedding has a row for each token")
+            yield from say_tokens(keys, "add_tokens")
+            yield keys.same("resize_token_embeddings", note="recipec's embedding has a row for each token")
         if ledger.value("data.shuffle_seed", 0) is None:
-            keys.unless("shuffle", (), "another order: the run reads the rows in their order in the files")
-        keys.follow(adapters.FEATURES)
-        keys.follow(scripts.KEYS)
-        scripts.say_arguments(keys, script)
-        keys.follow(COMMON, training.OFF)
-    say_common(keys, NAME, training.OFF)
+            yield keys.unless(
+                "shuffle", (), "another order: the run reads the rows in their order in the files"
+            )
+        yield from keys.follow(adapters.FEATURES)
+        yield from keys.follow(scripts.KEYS)
+        yield from scripts.say_arguments(keys, script)
+        yield from keys.follow(COMMON, training.OFF)
+    yield from say_common(keys, NAME, training.OFF)
 
 
-def _stream(keys: Keys) -> None:
+def _stream(keys: Keys) -> Says:
     """Record streaming. transformers' Trainer keeps a stream's order, unless shuffle_dataset is set."""
     switch, other = "dataset_streaming", "streaming"
     if keys.flag(other):
         switch, other = other, switch
     if keys.flag(switch) and keys.ledger.value("train.steps") and not keys.flag("shuffle_dataset"):
-        keys.ledger.set("data.shuffle_seed", None)
-    datasets.say_stream(keys, switch, ("buffer_size",))
-    keys.same(other, note="off")
+        yield keys.sets("data.shuffle_seed", None)
+    yield from datasets.say_stream(keys, switch, ("buffer_size",))
+    yield keys.same(other, note="off")
 
 
 def _defaults(objective: str) -> dict[str, Any]:
@@ -131,90 +134,95 @@ def _defaults(objective: str) -> dict[str, Any]:
     return {**defaults_of("trl", *sections), "optim": "adamw_torch_fused", "loss_type": None}
 
 
-def _launch(keys: Keys) -> Launch:
+def _launch(keys: Keys) -> Rule[Launch]:
     """Return accelerate's settings: from its file, a config in TRL, and launcher flags in the YAML."""
     ledger = keys.ledger
-    launch = trainer.launched(keys)
+    launch = yield from trainer.launched(keys)
     file = ledger.sources.others.get("accelerate")
     name = keys.text("accelerate_config")
     if name in SHIPPED:
         launch = Launch(SHIPPED[name], mixed_precision="bf16").with_("fsdp" in name, "zero" in name)
-        keys.same("accelerate_config", note=f"{SHIPPED[name]} processes; {sharding.MESH}")
+        yield keys.same("accelerate_config", note=f"{SHIPPED[name]} processes; {sharding.MESH}")
     elif name is not None and file is None:
         note = "not among the files: name it on the command line, or give --devices"
-        keys.same("accelerate_config", note=note)
-    keys.same("accelerate_config", note="read next to this file")
+        yield keys.same("accelerate_config", note=note)
+    yield keys.same("accelerate_config", note="read next to this file")
     if keys.given("num_processes") and (count := keys.integer("num_processes")) and count > 0:
         launch = replace(launch, processes=count)
-        keys.same("num_processes", note=f"{count} processes, which multiply the rows of a step")
+        yield keys.same("num_processes", note=f"{count} processes, which multiply the rows of a step")
     for flag in keys_of("accelerate", "launch"):
         if flag not in ("gradient_accumulation_steps", "env"):
-            keys.same(flag, note=REASONS["mesh" if flag.startswith("fsdp") else "launch"])
+            yield keys.same(flag, note=REASONS["mesh" if flag.startswith("fsdp") else "launch"])
     return launch
 
 
-def _model(keys: Keys) -> Named | None:
-    named = models.say_model(keys, "model_name_or_path", "model_revision")
+def _model(keys: Keys) -> Rule[Named | None]:
+    named = yield from models.say_model(keys, "model_name_or_path", "model_revision")
     if keys.source.script and (tokenizer := keys.text("tokenizer")):
-        keys.say("tokenizer", {"model.tokenizer": tokenizer})
-    models.say_flash(keys)
+        yield keys.say("tokenizer", {"model.tokenizer": tokenizer})
+    yield from models.say_flash(keys)
     arguments = keys.mapping("model_init_kwargs")
-    keys.unless("model_init_kwargs", (None, {}), f"recipec does not pass on {', '.join(arguments)}")
+    yield keys.unless("model_init_kwargs", (None, {}), f"recipec does not pass on {', '.join(arguments)}")
     return named
 
 
-def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
+def _lora(keys: Keys, run: Run, named: Named | None) -> Rule[Chosen | None]:
     four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
     details = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage")
     if not run.lora:
         for key in ("load_in_4bit", "load_in_8bit"):
-            adapters.refuse_quantized(keys, key, "use_peft: true, or remove the quantization")
+            yield from adapters.refuse_quantized(keys, key, "use_peft: true, or remove the quantization")
         ours = [key for key in keys_of("trl", "model") if key.startswith("lora_")]
         of_adapters = (*ours, "use_rslora", "use_dora", *details, "load_in_4bit", "load_in_8bit")
-        keys.passive(of_adapters, "use_peft is off")
-        keys.same("use_peft", {"lora": None}, "full fine-tuning")
+        yield from keys.passive(of_adapters, "use_peft is off")
+        yield keys.same("use_peft", {"lora": None}, "full fine-tuning")
         return None
-    keys.same("use_peft", note="it adds the lora section")
-    keys.follow(OF_LORA)
+    yield keys.same("use_peft", note="it adds the lora section")
+    yield from keys.follow(OF_LORA)
     if keys.value("init_lora_weights") not in (None, True, "default"):  # only in Python scripts
-        adapters.say_init(keys, "init_lora_weights", keys.value("init_lora_weights"))
+        yield from adapters.say_init(keys, "init_lora_weights", keys.value("init_lora_weights"))
     spec = keys.texts("lora_target_modules")
     model = named.model if named else None
     if isinstance(spec, list) and len(spec) == 1:
         spec = spec[0] if spec[0] == "all-linear" or any(sign in spec[0] for sign in "*^$|()[]\\") else spec
     parameters = keys.listed("lora_target_parameters")
-    layers, exclude = adapters.layers_of(keys), keys.texts("exclude_modules")  # only in Python scripts
+    layers, exclude = (
+        (yield from adapters.layers_of(keys)),
+        keys.texts("exclude_modules"),
+    )  # only in Python scripts
     if model and layers is None and (last := keys.integer("finetune_last_n_layers")):
         layers = list(range(model.architecture.num_layers))[-last:]
-    chosen = adapters.say_targets(keys, "lora_target_modules", model, spec, layers, exclude, parameters)
-    adapters.say_patterns(keys)
-    adapters.say_parameters(keys, "lora_target_parameters", chosen)
+    chosen = yield from adapters.say_targets(
+        keys, "lora_target_modules", model, spec, layers, exclude, parameters
+    )
+    yield from adapters.say_patterns(keys)
+    yield from adapters.say_parameters(keys, "lora_target_parameters", chosen)
     kind = keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "nf4"
     bits = 4 if four else 8 if eight else None
     made = adapters.quantized(bits, kind, keys.flag("use_bnb_nested_quant"), experts.has_experts(model))
     if made.value is not None:
-        keys.say("load_in_4bit" if four else "load_in_8bit", {"lora.quantize": made.value}, made.note)
+        yield keys.say("load_in_4bit" if four else "load_in_8bit", {"lora.quantize": made.value}, made.note)
         rounded = keys.tool == TITLE
         why = "TRL trains bfloat16 adapters on a quantized base model" if rounded else ""
-        keys.ledger.set("lora.dtype", "bfloat16" if rounded else "float32", why)
+        yield keys.sets("lora.dtype", "bfloat16" if rounded else "float32", why)
     else:
-        keys.ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
+        yield keys.sets("lora.dtype", "float32", "PEFT keeps adapters in float32")
     note = "part of lora.quantize" if made.value else "not quantized"
-    keys.passive(("load_in_4bit", "load_in_8bit", *details), note)
+    yield from keys.passive(("load_in_4bit", "load_in_8bit", *details), note)
     return chosen
 
 
-def _balance(keys: Keys, named: Named | None) -> None:
+def _balance(keys: Keys, named: Named | None) -> Says:
     """Record the load-balancing loss. Without the key, TRL takes the coefficient of config.json."""
     key, model = "router_aux_loss_coef", named.model if named else None
     usual = experts.coefficient(model)
     if usual is not None and not keys.given(key):
         whose = "the coefficient of the model's config.json, by which TRL balances experts"
-        keys.default(key, usual, {experts.AUX: usual}, f"{whose}; {experts.MEANS}" if usual else whose)
+        yield keys.default(key, usual, {experts.AUX: usual}, f"{whose}; {experts.MEANS}" if usual else whose)
     elif usual is None and model is not None and keys.number(key):
         message = f"TRL has no load-balancing loss for {model.title}, and stops at `{key}`"
-        keys.refuse(key, E1145, message, f"{key}: null")
-    experts.say_coefficient(keys, key, model)
+        yield keys.refuse(key, E1145, message, f"{key}: null")
+    yield from experts.say_coefficient(keys, key, model)
 
 
 SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto")
@@ -265,7 +273,7 @@ COLUMNS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
 """The columns of rows, and the scripts that read them. The first entry whose columns all exist counts."""
 
 
-def told(keys: Keys, chosen: str | None) -> str:
+def told(keys: Keys, chosen: str | None) -> Rule[str]:
     """Return the script for the file, one of SCRIPTS.
 
     Args:
@@ -275,7 +283,7 @@ def told(keys: Keys, chosen: str | None) -> str:
         Refused: the file is for another script, or may be for several.
     """
     if chosen is not None:
-        _refuse(keys, chosen)
+        yield from _refuse(keys, chosen)
         return chosen
     source = keys.source
     used = _used(source)
@@ -349,15 +357,15 @@ def _rows(keys: Keys) -> tuple[str, str | None]:
     return "datasets", next((path for path in (one, entry.get("path")) if isinstance(path, str)), None)
 
 
-def _refuse(keys: Keys, chosen: str) -> None:
+def _refuse(keys: Keys, chosen: str) -> Says:
     for key in keys.source.data if isinstance(keys.source.data, dict) else ():
         having = _having(str(key))
         if having and chosen not in having and keys.given(key):
             message = f"`{key}` is not a key of TRL's {chosen} script, but of {_named(having)}"
             others = [f"--script {script}" for script in SCRIPTS if script in having]
-            keys.refuse(key, E1171, message, listing([f"--set {key}=null", *others], "or"))
+            yield keys.refuse(key, E1171, message, listing([f"--set {key}=null", *others], "or"))
         elif having and chosen not in having:
-            keys.same(key, note="null: the same as without the key")
+            yield keys.same(key, note="null: the same as without the key")
 
 
 def _nearest(used: Mapping[str, set[str]], foreign: list[str]) -> Iterable[str]:
@@ -412,62 +420,62 @@ def _named(scripts: Iterable[str]) -> str:
     return listing(commands or sorted(name.removeprefix(EXPERIMENTAL) for name in found), "or")
 
 
-def _data(keys: Keys, objective: str, named: Named | None) -> None:
-    evaluates = trainer.evaluation(keys)
-    path = _read(keys, evaluates)
+def _data(keys: Keys, objective: str, named: Named | None) -> Says:
+    evaluates = yield from trainer.evaluation(keys)
+    path = yield from _read(keys, evaluates)
     naming = ("dataset_mixture", "dataset_mixer", "dataset_name", "datasets")
     name = next((key for key in naming if keys.given(key)), "dataset_name")
     script = keys.source.script
     if script and script.rows:
-        form = scripts.say_rows(keys, script)
+        form = yield from scripts.say_rows(keys, script)
     else:
-        form = losses.form(keys, objective, path, (keys, name))
+        form = yield from losses.form(keys, objective, path, (keys, name))
     if objective == "sft":
-        losses.masks(keys, form)
-        losses.packing(keys, HANDBOOK if keys.given("dataset_mixer") else "")
-    _template(keys, form, named)
-    datasets.length(keys, "max_length")
+        yield from losses.masks(keys, form)
+        yield from losses.packing(keys, HANDBOOK if keys.given("dataset_mixer") else "")
+    yield from _template(keys, form, named)
+    yield from datasets.length(keys, "max_length")
     kwargs = keys.mapping("dataset_kwargs")
     skipped = bool(kwargs.get("skip_prepare_dataset"))
     note = "recipec cannot read tokenized rows"
-    keys.unless("dataset_kwargs", () if skipped else (kwargs,), note)
+    yield keys.unless("dataset_kwargs", () if skipped else (kwargs,), note)
 
 
-def _read(keys: Keys, evaluates: bool) -> str | None:
+def _read(keys: Keys, evaluates: bool) -> Rule[str | None]:
     if keys.value("dataset_mixture"):
-        return _handbook(keys)
+        return (yield from _handbook(keys))
     if keys.value("dataset_mixer"):
-        return _mixer(keys)
-    keys.same("dataset_mixture", note="null: the same as without the key")
-    return _mixture(keys) if keys.value("datasets") else _single(keys, evaluates)
+        return (yield from _mixer(keys))
+    yield keys.same("dataset_mixture", note="null: the same as without the key")
+    return (yield from _mixture(keys)) if keys.value("datasets") else (yield from _single(keys, evaluates))
 
 
 HANDBOOK = "run_sft.py of the alignment-handbook's versions with dataset_mixer packs in any case"
 
 
-def _handbook(keys: Keys) -> str | None:
+def _handbook(keys: Keys) -> Rule[str | None]:
     """Record `dataset_mixture`, which the scripts of alignment-handbook read in addition to TRL's keys."""
     mixture = keys.below("dataset_mixture", {"seed": 0})
     found = keys.mapping("dataset_mixture")
     entries = found.get("datasets")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        mixture.refuse(
+        yield mixture.refuse(
             "datasets", E1160, "datasets is not a list of mappings", "datasets: [{id: OWNER/NAME}]"
         )
         entries = []
-    made = [
-        _portion(mixture.below(f"datasets[{n}]", {"split": "train", "weight": 1.0}))
-        for n in range(len(entries))
-    ]
-    keys.ledger.set("data.train", [one for one in made if one is not None])
-    _held_out(mixture, {"data.eval_seed": mixture.integer("seed") or 0})
-    mixture.same("seed", note="recipec shuffles the rows again in each epoch")
+    portions = []
+    for index in range(len(entries)):
+        below = mixture.below(f"datasets[{index}]", {"split": "train", "weight": 1.0})
+        portions.append((yield from _portion(below)))
+    yield keys.sets("data.train", [portion for portion in portions if portion is not None])
+    yield from _held_out(mixture, {"data.eval_seed": mixture.integer("seed") or 0})
+    yield mixture.same("seed", note="recipec shuffles the rows again in each epoch")
     names = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "datasets")
-    keys.unused(names, "the run reads dataset_mixture instead")
+    yield from keys.unused(names, "the run reads dataset_mixture instead")
     return str(entries[0].get("id")) if entries else None
 
 
-def _mixer(keys: Keys) -> str | None:
+def _mixer(keys: Keys) -> Rule[str | None]:
     """Record `dataset_mixer` of earlier alignment-handbook versions: each data set's share of first rows."""
     keys.defaults = {**keys.defaults, "dataset_splits": ["train", "test"]}
     splits, configs = (keys.value(key) for key in ("dataset_splits", "dataset_configs"))
@@ -479,7 +487,7 @@ def _mixer(keys: Keys) -> str | None:
         if place.path is None or share is None or not 0 < share <= 1:
             why = place.note or f"its share is {weight}, which is not between 0 and 1"
             help = "dataset_mixer: {OWNER/NAME: 1.0}"
-            keys.refuse("dataset_mixer", E1143, f"recipec cannot read the source `{name}`: {why}", help)
+            yield keys.refuse("dataset_mixer", E1143, f"recipec cannot read the source `{name}`: {why}", help)
             continue
         config = str(configs[number]) if isinstance(configs, list) and number < len(configs) else None
         part = f"[:{max(round(100 * share), 1)}%]" if share < 1 else ""
@@ -488,132 +496,140 @@ def _mixer(keys: Keys) -> str | None:
             made["data.train"].append(datasets.source(place.path, split, config))
         made["data.eval"] += [datasets.source(place.path, one, config) for one in held]
     evaluates = keys.text("eval_strategy") not in (None, "no")
-    keys.say("dataset_mixer", {key: made[key] for key in made if key == "data.train" or evaluates})
-    keys.passive(("dataset_splits", "dataset_configs"), "part of data.train")
+    yield keys.say("dataset_mixer", {key: made[key] for key in made if key == "data.train" or evaluates})
+    yield from keys.passive(("dataset_splits", "dataset_configs"), "part of data.train")
     names = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "datasets")
-    keys.unused(names, "the run reads dataset_mixer instead")
+    yield from keys.unused(names, "the run reads dataset_mixer instead")
     return next(map(str, keys.mapping("dataset_mixer")), None)
 
 
-def _portion(keys: Keys) -> Any:
+def _portion(keys: Keys) -> Rule[Any]:
     """Return the source for a data set of alignment-handbook's mixture, with a share of its rows."""
     name, split, share = keys.text("id"), keys.text("split") or "train", keys.number("weight")
     place = datasets.place(name) if name else datasets.Place(None, "it has no id")
-    keys.passive(("columns",), "recipec ignores columns that it does not use")
+    yield from keys.passive(("columns",), "recipec ignores columns that it does not use")
     if place.path is None:
-        keys.refuse("id", E1143, f"recipec cannot read this source: {place.note}", "id: OWNER/NAME")
-        keys.passive(("config", "split", "weight"), "a setting of a source that recipec cannot read")
+        yield keys.refuse("id", E1143, f"recipec cannot read this source: {place.note}", "id: OWNER/NAME")
+        yield from keys.passive(
+            ("config", "split", "weight"), "a setting of a source that recipec cannot read"
+        )
         return None
-    keys.passive(("id", "config", "split"), "part of data.train")
+    yield from keys.passive(("id", "config", "split"), "part of data.train")
     percent = round(100 * share) if share is not None else 100
     if share is not None and percent < 100:
         split = f"{split}[:{max(percent, 1)}%]"
-        keys.say(
+        yield keys.say(
             "weight",
             {},
             f"recipec takes the first {max(percent, 1)} % of the rows; the tool draws this share",
         )
-    keys.same("weight", note="all of its rows")
+    yield keys.same("weight", note="all of its rows")
     return datasets.source(place.path, split if split != "train" else None, keys.text("config"))
 
 
-def _held_out(keys: Keys, seed: Mapping[str, Any]) -> None:
+def _held_out(keys: Keys, seed: Mapping[str, Any]) -> Says:
     """Record `test_split_size`, a share of the rows. Here the same seed draws other rows."""
     share = keys.number("test_split_size")
     if share is None:
-        keys.same("test_split_size", note="the run holds out no rows")
+        yield keys.same("test_split_size", note="the run holds out no rows")
     elif 0 < share < 1:
         made = {"data.eval_fraction": share, **seed}
-        keys.say("test_split_size", made, "another random generator: other rows")
+        yield keys.say("test_split_size", made, "another random generator: other rows")
     else:
-        keys.unless("test_split_size", (), "recipec cannot hold out a number of rows: give a share")
+        yield keys.unless("test_split_size", (), "recipec cannot hold out a number of rows: give a share")
 
 
-def _single(keys: Keys, evaluates: bool) -> str | None:
-    keys.unused(("datasets", "test_split_size"), "the run reads dataset_name instead")
+def _single(keys: Keys, evaluates: bool) -> Rule[str | None]:
+    yield from keys.unused(("datasets", "test_split_size"), "the run reads dataset_name instead")
     name = keys.text("dataset_name")
     if name is None:
         help = datasets.elsewhere("dataset_name", str(keys.ledger.value("train.objective") or "sft"))
-        keys.refuse("dataset_name", E1143, "the files name no data set", help)
+        yield keys.refuse("dataset_name", E1143, "the files name no data set", help)
         return None
     place = datasets.place(name)
     if place.path is None:
         message = f"recipec cannot read the data set `{name}`: {place.note}"
         help = datasets.elsewhere("dataset_name", str(keys.ledger.value("train.objective") or "sft"))
-        keys.refuse("dataset_name", E1143, message, help)
+        yield keys.refuse("dataset_name", E1143, message, help)
         return None
     config, split = keys.text("dataset_config"), keys.text("dataset_train_split")
     hub = place.path.startswith("hf://")
     split = split if hub and split != "train" else None
-    keys.say("dataset_name", {"data.train": [datasets.source(place.path, split, config if hub else None)]})
+    yield keys.say(
+        "dataset_name", {"data.train": [datasets.source(place.path, split, config if hub else None)]}
+    )
     held = keys.text("dataset_test_split") or "test"
     if evaluates and hub:
-        keys.say("dataset_test_split", {"data.eval": [datasets.source(place.path, held, config)]})
-    keys.passive(("dataset_config", "dataset_train_split"), "part of data.train")
-    keys.unused(("dataset_test_split",), "the run does not evaluate")
+        yield keys.say("dataset_test_split", {"data.eval": [datasets.source(place.path, held, config)]})
+    yield from keys.passive(("dataset_config", "dataset_train_split"), "part of data.train")
+    yield from keys.unused(("dataset_test_split",), "the run does not evaluate")
     return name
 
 
-def _mixture(keys: Keys) -> str | None:
+def _mixture(keys: Keys) -> Rule[str | None]:
     entries = keys.value("datasets")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        keys.refuse("datasets", E1160, "datasets is not a list of mappings", "datasets: [{path: OWNER/NAME}]")
+        yield keys.refuse(
+            "datasets", E1160, "datasets is not a list of mappings", "datasets: [{path: OWNER/NAME}]"
+        )
         return None
-    made = [_entry(keys.below(f"datasets[{index}]", {"split": "train"})) for index in range(len(entries))]
-    keys.ledger.set("data.train", [one for one in made if one is not None])
+    sources = []
+    for index in range(len(entries)):
+        sources.append((yield from _entry(keys.below(f"datasets[{index}]", {"split": "train"}))))
+    yield keys.sets("data.train", [source for source in sources if source is not None])
     names = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split")
-    keys.unused(names, "datasets overrides it")
-    _held_out(keys, {})
+    yield from keys.unused(names, "datasets overrides it")
+    yield from _held_out(keys, {})
     return _rows(keys)[1]
 
 
-def _entry(keys: Keys) -> Any:
-    made = datasets.given(keys, "path", "path: OWNER/NAME, or a file", keys.text("name"))
+def _entry(keys: Keys) -> Rule[Any]:
+    made = yield from datasets.given(keys, "path", "path: OWNER/NAME, or a file", keys.text("name"))
     if made is None:
-        keys.passive(keys_of("trl", "dataset"), "a setting of a source that recipec cannot read")
+        yield from keys.passive(keys_of("trl", "dataset"), "a setting of a source that recipec cannot read")
         return None
     share = keys.number("fraction")
     if share is not None:
         made = {**(made if isinstance(made, dict) else {"path": made}), "weight": share}
         note = "recipec draws rows in these shares; the tool takes the first rows of each data set"
-        keys.say("fraction", {}, note)
-    keys.follow(OF_SOURCES)
+        yield keys.say("fraction", {}, note)
+    yield from keys.follow(OF_SOURCES)
     return made
 
 
-def _template(keys: Keys, form: str, named: Named | None) -> None:
+def _template(keys: Keys, form: str, named: Named | None) -> Says:
     if keys.source.script:
-        scripts.say_template(keys, form, named)
+        yield from scripts.say_template(keys, form, named)
         return
     path, text = keys.text("chat_template_path"), keys.text("chat_template")
     if text is not None:
-        keys.say("chat_template", {"data.chat_template": text})
+        yield keys.say("chat_template", {"data.chat_template": text})
     elif path is not None and path.endswith((".jinja", ".jinja2", ".j2")):
-        keys.say("chat_template_path", {"data.chat_template": path})
+        yield keys.say("chat_template_path", {"data.chat_template": path})
     elif path is not None:
         note = "recipec uses the whole tokenizer, with its template"
-        keys.say("chat_template_path", {"model.tokenizer": path}, note)
+        yield keys.say("chat_template_path", {"model.tokenizer": path}, note)
     elif form == "chat" and named and named.model is not None:
-        templates.say_own(keys.ledger, named.model)
+        yield from templates.say_own(keys, named.model)
 
 
-def _losses(keys: Keys, objective: str, chosen: Chosen | None) -> None:
+def _losses(keys: Keys, objective: str, chosen: Chosen | None) -> Says:
     if objective == "sft":
-        losses.supervised(keys)
+        yield from losses.supervised(keys)
         if keys.flag("use_peft"):
-            adapters.say_dropout(keys, chosen)
+            yield from adapters.say_dropout(keys, chosen)
         return
-    keys.say("beta", {"train.beta": keys.number("beta")})
+    yield keys.say("beta", {"train.beta": keys.number("beta")})
     if keys.flag("use_peft"):
         if keys.flag("disable_dropout") and not (chosen and chosen.parameters):
-            keys.say("disable_dropout", {"lora.dropout": 0.0})
-            keys.same("lora_dropout", note="disable_dropout sets it to zero")
+            yield keys.say("disable_dropout", {"lora.dropout": 0.0})
+            yield keys.same("lora_dropout", note="disable_dropout sets it to zero")
         else:
-            adapters.say_dropout(keys, chosen)
+            yield from adapters.say_dropout(keys, chosen)
     if objective == "dpo":
-        losses.dpo(keys)
+        yield from losses.dpo(keys)
     elif objective == "cpo":
-        losses.cpo(keys)
+        yield from losses.cpo(keys)
     elif objective == "kto":
-        losses.kto(keys)
-    keys.follow(losses.OF_PREFERENCES)
+        yield from losses.kto(keys)
+    yield from keys.follow(losses.OF_PREFERENCES)

@@ -13,6 +13,7 @@ import re
 from typing import Any
 
 from recipec.port.common import say_common
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import REASONS, Keys, defaults_of, keys_of, table, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, datasets, models, rows, sharding, training
@@ -97,27 +98,27 @@ OF_SCHEDULES = (
 )
 
 
-def port(ledger: Ledger) -> None:
+def rules(ledger: Ledger) -> Says:
     """Record what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE, defaults_of(NAME, "config"))
-    keys.mappings(("model_config", "tokenizer_config", "optimizer_config", "training_config"))
+    yield from keys.mappings(("model_config", "tokenizer_config", "optimizer_config", "training_config"))
     model = keys.below("model_config", defaults_of(NAME, "model"))
-    model.mappings(("mesh", "lora_config"))
-    named = _model(keys, model)
-    _lora(keys, model, named)
+    yield from model.mappings(("mesh", "lora_config"))
+    named = yield from _model(keys, model)
+    yield from _lora(keys, model, named)
     run = keys.below("training_config")
     run.defaults = defaults_of(NAME, "training_config" if keys.mapping("training_config") else "training")
-    _batch(keys, model, run)
-    _data(keys, run, named)
-    steps = _length(keys, run)
-    _optimizer(keys, steps)
-    run.follow(OF_TRAINING, training.OFF)
-    keys.unused(RL, "peft_main does not read it")
-    keys.follow(KEYS, training.OFF)
-    say_common(keys, NAME, training.OFF)
+    yield from _batch(keys, model, run)
+    yield from _data(keys, run, named)
+    steps = yield from _length(keys, run)
+    yield from _optimizer(keys, steps)
+    yield from run.follow(OF_TRAINING, training.OFF)
+    yield from keys.unused(RL, "peft_main does not read it")
+    yield from keys.follow(KEYS, training.OFF)
+    yield from say_common(keys, NAME, training.OFF)
 
 
-def _model(keys: Keys, model: Keys) -> Named | None:
+def _model(keys: Keys, model: Keys) -> Rule[Named | None]:
     source = model.choice("model_source", ("huggingface", "kaggle", "gcs", "internal", "maxtext", ""))
     id, name = str(model.value("model_id")), str(model.value("model_name"))
     ids = known(NAME, "names")
@@ -125,40 +126,44 @@ def _model(keys: Keys, model: Keys) -> Named | None:
     taken = id if "/" in id else ids.get(id) or ids.get(bare) or id
     named = models.resolve(taken, keys.source.path.parent)
     copy = "recipec uses the Hugging Face Hub's weights of this model; name others in model.id"
-    model.say("model_id", {"model.id": named.id}, named.note or ("" if source == "huggingface" else copy))
-    model.passive(("model_source", "model_name"), "part of model.id")
+    yield model.say(
+        "model_id", {"model.id": named.id}, named.note or ("" if source == "huggingface" else copy)
+    )
+    yield from model.passive(("model_source", "model_name"), "part of model.id")
     tokenizer = keys.below("tokenizer_config", defaults_of(NAME, "tokenizer"))
     path = tokenizer.text("tokenizer_path")
     given = tokenizer.given("tokenizer_path") and path and re.fullmatch(r"[\w.-]+/[\w.-]+", path)
     other = given and models.resolve(str(path), keys.source.path.parent).id != named.id
-    tokenizer.same(
+    yield tokenizer.same(
         "tokenizer_path", {"model.tokenizer": path} if other else None, "" if other else "the model's own"
     )
-    tokenizer.same("tokenizer_type", note="the same tokens as a Hugging Face tokenizer")
-    tokenizer.passive(("add_bos", "add_eos"), "prompts begin with bos_token, answers end with eos_token")
+    yield tokenizer.same("tokenizer_type", note="the same tokens as a Hugging Face tokenizer")
+    yield from tokenizer.passive(
+        ("add_bos", "add_eos"), "prompts begin with bos_token, answers end with eos_token"
+    )
     seed = model.integer("rng_seed") or 0
-    model.say("rng_seed", {"train.seed": seed})
+    yield model.say("rng_seed", {"train.seed": seed})
     if model.flag("use_flash_attention"):
-        model.same("use_flash_attention", {"model.attention": "splash"}, "the same attention")
-    model.same("use_flash_attention", note="the same attention")
+        yield model.same("use_flash_attention", {"model.attention": "splash"}, "the same attention")
+    yield model.same("use_flash_attention", note="the same attention")
     remat = REMAT.get(str(model.value("remat_config")).rpartition(".")[2].lower())
     if remat is None:
         message = f"`remat_config` is {model.value('remat_config')}, which Tunix does not have"
-        model.refuse("remat_config", E1160, message, "remat_config: 3")
-    model.say("remat_config", {"remat.policy": remat or "decoder"})
-    model.follow(OF_MODEL, training.OFF)
+        yield model.refuse("remat_config", E1160, message, "remat_config: 3")
+    yield model.say("remat_config", {"remat.policy": remat or "decoder"})
+    yield from model.follow(OF_MODEL, training.OFF)
     return named
 
 
-def _lora(keys: Keys, model: Keys, named: Named | None) -> None:
+def _lora(keys: Keys, model: Keys, named: Named | None) -> Says:
     """Record Qwix's adapters, which have the type of the weights."""
     stored = models.stored(named.id, keys.source.path.parent) if named else "auto"
     dtype = "float32" if stored == "float32" else "bfloat16"
-    keys.ledger.set("model.dtype", dtype, FLOAT)
+    yield keys.sets("model.dtype", dtype, FLOAT)
     if not model.mapping("lora_config"):
-        model.same("lora_config", note="empty: all weights are trained")
-        keys.ledger.set("lora", None, "full fine-tuning: lora_config is empty")
-        keys.ledger.set("train.optimizer.master_weights", False, "Tunix trains the weights themselves")
+        yield model.same("lora_config", note="empty: all weights are trained")
+        yield keys.sets("lora", None, "full fine-tuning: lora_config is empty")
+        yield keys.sets("train.optimizer.master_weights", False, "Tunix trains the weights themselves")
         return
     lora = model.below("lora_config", defaults_of(NAME, "lora"))
     path = lora.text("module_path") or ""
@@ -166,23 +171,23 @@ def _lora(keys: Keys, model: Keys, named: Named | None) -> None:
     try:
         targets = [name for name, modules in PROJECTIONS.items() if _targeted(path, modules)]
     except re.error as error:
-        lora.refuse("module_path", E1164, f"not a regular expression: {error}", help)
+        yield lora.refuse("module_path", E1164, f"not a regular expression: {error}", help)
         targets = list(PROJECTIONS)
     if not targets:
-        lora.refuse("module_path", E1164, "no module that can carry an adapter has these names", help)
-    lora.say("module_path", {"lora.targets": targets} if targets else None)
+        yield lora.refuse("module_path", E1164, "no module that can carry an adapter has these names", help)
+    yield lora.say("module_path", {"lora.targets": targets} if targets else None)
     for key, kind in (("rank", lora.integer), ("alpha", lora.number)):
         if (value := kind(key)) is None:
-            lora.refuse(key, E1144, f"{key} is missing, and Tunix requires it", f"{key}: 16")
+            yield lora.refuse(key, E1144, f"{key} is missing, and Tunix requires it", f"{key}: 16")
         else:
-            lora.say(key, {f"lora.{key}": value})
-    keys.ledger.set("lora.init", "qwix", "A is uniform with the bound sqrt(6/fan_in), as in Tunix")
-    keys.ledger.set("lora.dropout", 0.0, "Qwix applies no dropout")
-    keys.ledger.set("lora.dtype", dtype, "the base model's type, as in the tool")
+            yield lora.say(key, {f"lora.{key}": value})
+    yield keys.sets("lora.init", "qwix", "A is uniform with the bound sqrt(6/fan_in), as in Tunix")
+    yield keys.sets("lora.dropout", 0.0, "Qwix applies no dropout")
+    yield keys.sets("lora.dtype", dtype, "the base model's type, as in the tool")
     fused = named is None or named.model is None or named.model.family.name.startswith("gemma")
     if fused and {"k_proj", "v_proj"} <= set(targets):
-        keys.ledger.set("lora.kv", "shared", "key and value share one A, as in Qwix's fused projection")
-    adapters.say_qwix(lora, "weight_qtype", "tile_size")
+        yield keys.sets("lora.kv", "shared", "key and value share one A, as in Qwix's fused projection")
+    yield from adapters.say_qwix(lora, "weight_qtype", "tile_size")
 
 
 def _targeted(path: str, modules: tuple[str, ...]) -> bool:
@@ -190,30 +195,30 @@ def _targeted(path: str, modules: tuple[str, ...]) -> bool:
     return any(re.fullmatch(path, f"layers/0/{module}") for module in modules)
 
 
-def _batch(keys: Keys, model: Keys, run: Keys) -> None:
+def _batch(keys: Keys, model: Keys, run: Keys) -> Says:
     """Record the rows of a step. batch_size counts the rows of one micro-batch on all devices."""
     mesh = model.below("mesh", defaults_of(NAME, "mesh"))
-    sizes = _mesh(mesh)
+    sizes = yield from _mesh(mesh)
     tp, each = sizes.get("tp", 1), sizes.get("fsdp", 1)
     size = keys.integer("batch_size") or 1
     accumulation = run.integer("gradient_accumulation_steps") or 1
     if size < each or size % each:
         message = f"batch_size: {size} does not divide over the {each} devices of fsdp"
-        keys.refuse("batch_size", E1162, message, f"batch_size: {each}")
+        yield keys.refuse("batch_size", E1162, message, f"batch_size: {each}")
     sets = {"train.micro_batch_size": max(size // each, 1), "train.global_batch_size": size * accumulation}
-    keys.say("batch_size", sets)
-    run.same("gradient_accumulation_steps", note=f"{size} rows x {accumulation} micro-batches")
-    keys.ledger.means = size
+    yield keys.say("batch_size", sets)
+    yield run.same("gradient_accumulation_steps", note=f"{size} rows x {accumulation} micro-batches")
+    yield keys.means(size)
     kept = "micro_batches" if accumulation > 1 else "tokens"
-    keys.ledger.set("train.loss_normalization", kept, "the mean of micro-batches' means" * (accumulation > 1))
+    yield keys.sets("train.loss_normalization", kept, "the mean of micro-batches' means" * (accumulation > 1))
     count = math.prod(sizes.values())
     fits = (keys.ledger.tpus or count) == count
     made = {"mesh.axes": {"fsdp": each, "tp": tp}} if fits and tp > 1 else None
-    mesh.same("shape", made, sharding.sharing(tp) if made else REASONS["mesh"])
-    mesh.passive(keys_of(NAME, "mesh"), REASONS["mesh"])
+    yield mesh.same("shape", made, sharding.sharing(tp) if made else REASONS["mesh"])
+    yield from mesh.passive(keys_of(NAME, "mesh"), REASONS["mesh"])
 
 
-def _mesh(mesh: Keys) -> dict[str, int]:
+def _mesh(mesh: Keys) -> Rule[dict[str, int]]:
     """Return the sizes of the axes by name, or {} after an error."""
     try:
         sizes, names = (ast.literal_eval(str(mesh.value(key))) for key in ("shape", "axis_names"))
@@ -224,16 +229,16 @@ def _mesh(mesh: Keys) -> dict[str, int]:
         message = (
             f"{mesh.value('shape')} and {mesh.value('axis_names')} are not sizes of the same number of axes"
         )
-        mesh.refuse("shape", E1160, message, "shape: \"(2,2)\", with axis_names: \"('fsdp','tp')\"")
+        yield mesh.refuse("shape", E1160, message, "shape: \"(2,2)\", with axis_names: \"('fsdp','tp')\"")
         return {}
     if not set(made) <= {"fsdp", "tp"}:
         message = f"the axes {', '.join(map(str, made))} are not those of Tunix's models"
-        mesh.refuse("axis_names", E1160, message, "axis_names: \"('fsdp','tp')\"")
+        yield mesh.refuse("axis_names", E1160, message, "axis_names: \"('fsdp','tp')\"")
         return {}
     return made
 
 
-def _data(keys: Keys, run: Keys, named: Named | None) -> None:
+def _data(keys: Keys, run: Keys, named: Named | None) -> Says:
     name = str(keys.value("dataset_name"))
     if name != OPUS:
         why = (
@@ -242,97 +247,103 @@ def _data(keys: Keys, run: Keys, named: Named | None) -> None:
             else "peft_main reads only mtnt/en-fr and Helsinki-NLP/opus-100"
         )
         message = f"recipec cannot read the data: {why}"
-        keys.refuse("dataset_name", E1143, message, f"--set dataset_name={OPUS}")
+        yield keys.refuse("dataset_name", E1143, message, f"--set dataset_name={OPUS}")
     model = named.model if named else None
     twice = STARTS if model is None or tokenizer_of(model) in known("adds_bos") else ""
-    keys.say("dataset_name", {"data.train": [datasets.source(f"hf://{OPUS}", None, "en-fr")]}, twice)
-    rows.say(keys, "dataset_name", [Rows("prompt_completion", transform=TRANSLATED)])
-    keys.ledger.set("data.loss_on", "completion", "the loss covers only the translation")
-    keys.ledger.set("data.packing", False, "one sample per row")
-    keys.ledger.set("data.shuffle_seed", None, "the rows keep their order")
+    yield keys.say("dataset_name", {"data.train": [datasets.source(f"hf://{OPUS}", None, "en-fr")]}, twice)
+    yield from rows.say(keys, "dataset_name", [Rows("prompt_completion", transform=TRANSLATED)])
+    yield keys.sets("data.loss_on", "completion", "the loss covers only the translation")
+    yield keys.sets("data.packing", False, "one sample per row")
+    yield keys.sets("data.shuffle_seed", None, "the rows keep their order")
     length = {"data.max_length": keys.integer("max_target_length") or 256, "data.overlong": "drop"}
-    keys.say("max_target_length", length)
+    yield keys.say("max_target_length", length)
     every = run.integer("eval_every_n_steps")
     if every is None:
         message = "eval_every_n_steps is missing, and Tunix requires it"
-        run.refuse("eval_every_n_steps", E1144, message, "eval_every_n_steps: 100")
+        yield run.refuse("eval_every_n_steps", E1144, message, "eval_every_n_steps: 100")
     else:
         held = datasets.source(f"hf://{OPUS}", "validation", "en-fr")
-        keys.ledger.set("data.eval", [held])
-        run.say("eval_every_n_steps", {"train.eval_every": max(every, 1)})
+        yield keys.sets("data.eval", [held])
+        yield run.say("eval_every_n_steps", {"train.eval_every": max(every, 1)})
 
 
-def _length(keys: Keys, run: Keys) -> int | None:
+def _length(keys: Keys, run: Keys) -> Rule[int | None]:
     """Record the steps of the run and its checkpoints. Return the steps, None for whole epochs."""
     steps, epochs = run.integer("max_steps"), keys.integer("num_train_epochs") or 1
     if steps:
         note = f"Tunix ends the run after num_train_epochs: {epochs} if that is sooner"
-        run.say("max_steps", {"train.steps": steps}, note)
-        keys.same("num_train_epochs", note="max_steps sets the length of the run")
+        yield run.say("max_steps", {"train.steps": steps}, note)
+        yield keys.same("num_train_epochs", note="max_steps sets the length of the run")
     else:
-        keys.say("num_train_epochs", {"train.epochs": epochs})
-        run.same("max_steps", note="the same as without the key")
+        yield keys.say("num_train_epochs", {"train.epochs": epochs})
+        yield run.same("max_steps", note="the same as without the key")
     kept = run.below("checkpointing_options", run.defaults.get("checkpointing_options"))
     for key, target in (("save_interval_steps", "every_steps"), ("max_to_keep", "keep")):
         if count := kept.integer(key):
-            kept.say(key, {f"checkpoint.{target}": count})
-    training.directory(run, "checkpoint_root_directory")
+            yield kept.say(key, {f"checkpoint.{target}": count})
+    yield from training.directory(run, "checkpoint_root_directory")
     return steps
 
 
-def _optimizer(keys: Keys, steps: int | None) -> None:
+def _optimizer(keys: Keys, steps: int | None) -> Says:
     """Record optax's optimizer, by name, and the arguments that it accepts."""
     section = keys.below("optimizer_config")
     section.defaults = {} if keys.mapping("optimizer_config") else defaults_of(NAME, "optimizer")
     name = str(section.value("opt_type") or "").lower()
     if not name:
-        section.refuse("opt_type", E1144, "opt_type is missing, and Tunix requires it", "opt_type: adamw")
+        yield section.refuse(
+            "opt_type", E1144, "opt_type is missing, and Tunix requires it", "opt_type: adamw"
+        )
     known_by = name if name in OPTIMIZERS else "adamw"
     found = training.ADAMW if known_by == "adam" else training.optimizer_of(known_by)
     if name and name != known_by:
         message = f"the optimizer optax.{name} has no counterpart in recipec"
-        section.refuse("opt_type", E1163, message, "opt_type: adamw")
-    training.say_optimizer(section, "opt_type", name, found, "adamw")
+        yield section.refuse("opt_type", E1163, message, "opt_type: adamw")
+    yield from training.say_optimizer(section, "opt_type", name, found, "adamw")
     section.defaults = {**defaults_of(NAME, known_by), **section.defaults}
     decays = "weight_decay" in keys_of(NAME, known_by)
     for key in ("b1", "b2", "eps", "momentum", "weight_decay"):
         if key in keys_of(NAME, known_by):
-            section.say(key, {f"train.optimizer.{key}": section.number(key) or 0.0})
+            yield section.say(key, {f"train.optimizer.{key}": section.number(key) or 0.0})
     if not decays:
-        keys.ledger.set("train.optimizer.weight_decay", 0.0, f"optax.{name} does not have this setting")
-    keys.ledger.set("train.optimizer.max_grad_norm", None, "Tunix clips no gradients")
-    section.unused(("max_grad_norm",), CLIPPED)
-    section.unused(("b1", "b2", "eps", "momentum", "weight_decay"), f"optax.{name} has no such argument")
-    _schedule(section, steps)
-    section.follow(OF_OPTIMIZER, training.OFF)
+        yield keys.sets("train.optimizer.weight_decay", 0.0, f"optax.{name} does not have this setting")
+    yield keys.sets("train.optimizer.max_grad_norm", None, "Tunix clips no gradients")
+    yield from section.unused(("max_grad_norm",), CLIPPED)
+    yield from section.unused(
+        ("b1", "b2", "eps", "momentum", "weight_decay"), f"optax.{name} has no such argument"
+    )
+    yield from _schedule(section, steps)
+    yield from section.follow(OF_OPTIMIZER, training.OFF)
 
 
-def _schedule(section: Keys, steps: int | None) -> None:
+def _schedule(section: Keys, steps: int | None) -> Says:
     """Record the learning rate. optax uses a given `learning_rate` regardless of schedule_type."""
-    ledger, rate = section.ledger, section.number("learning_rate")
+    rate = section.number("learning_rate")
     kind = section.text("schedule_type") or ""
     made: dict[str, Any] = {"name": "constant", "warmup_steps": 0}
-    section.say("learning_rate", {"train.optimizer.learning_rate": rate} if rate is not None else None)
+    yield section.say("learning_rate", {"train.optimizer.learning_rate": rate} if rate is not None else None)
     if rate is not None:
-        section.unused(OF_SCHEDULES, "learning_rate is given, and Tunix uses it instead of a schedule")
+        yield from section.unused(
+            OF_SCHEDULES, "learning_rate is given, and Tunix uses it instead of a schedule"
+        )
     elif kind not in SCHEDULES:
         help = "schedule_type: warmup_cosine_decay_schedule, or a learning_rate instead"
         message = f"recipec has no schedule {kind}" if kind else "learning_rate is missing"
-        section.refuse("schedule_type", E1163 if kind else E1144, message, help)
-        section.passive(OF_SCHEDULES, "part of the schedule")
+        yield section.refuse("schedule_type", E1163 if kind else E1144, message, help)
+        yield from section.passive(OF_SCHEDULES, "part of the schedule")
     else:
         section.defaults = {**defaults_of(NAME, kind), **section.defaults}
         warm, made["name"] = kind.startswith("warmup"), SCHEDULES[kind]
         peak = "value" if kind == "constant_schedule" else "peak_value" if warm else "init_value"
         rate = section.number(peak)
         if rate is None:
-            section.refuse(peak, E1144, f"{peak} is missing, and {kind} requires it", f"{peak}: 1e-4")
-        section.say(peak, {"train.optimizer.learning_rate": rate or 1e-4})
+            yield section.refuse(peak, E1144, f"{peak} is missing, and {kind} requires it", f"{peak}: 1e-4")
+        yield section.say(peak, {"train.optimizer.learning_rate": rate or 1e-4})
         if warm:
             made["warmup_steps"] = section.integer("warmup_steps") or 0
             from_zero = not section.number("init_value")
             start = "" if from_zero else "recipec's warm-up starts at zero; Tunix's starts at init_value"
-            section.say("init_value", None, start)
+            yield section.say("init_value", None, start)
         last = "alpha" if kind == "cosine_decay_schedule" else "end_value"
         end = section.number(last) or 0.0
         made["final_ratio"] = end if last == "alpha" else round(end / rate, 12) if rate else 0.0
@@ -346,9 +357,13 @@ def _schedule(section: Keys, steps: int | None) -> None:
                 "is as long as the run"
             )
             help = f"--set optimizer_config.{length}={steps}" if steps else "set training_config.max_steps"
-            section.refuse(length, E1163, message, help)
+            yield section.refuse(length, E1163, message, help)
         used = {key for key in OF_SCHEDULES if key in keys_of(NAME, kind)}
-        section.passive(("schedule_type", *used - {"exponent", "transition_begin"}), "part of the schedule")
-        section.unused([key for key in OF_SCHEDULES if key not in used], f"{kind} has no such argument")
+        yield from section.passive(
+            ("schedule_type", *used - {"exponent", "transition_begin"}), "part of the schedule"
+        )
+        yield from section.unused(
+            [key for key in OF_SCHEDULES if key not in used], f"{kind} has no such argument"
+        )
     for key, value in made.items():
-        ledger.set(f"train.schedule.{key}", value)
+        yield section.sets(f"train.schedule.{key}", value)

@@ -15,6 +15,7 @@ from typing import Any
 
 from recipec.compiler.catalog import Model
 from recipec.compiler.wording import listing
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys, as_number, table
 from recipec.port.meaning import experts
 from recipec.port.names import known, of_model
@@ -49,7 +50,7 @@ def say_targets(
     layers: Sequence[int] | None = None,
     exclude: str | Sequence[str] | None = None,
     parameters: Sequence[str] = (),
-) -> Chosen | None:
+) -> Rule[Chosen | None]:
     """Record PEFT's target modules: set `lora.targets` and `lora.layers`.
 
     Args:
@@ -65,27 +66,27 @@ def say_targets(
         keys.defaults = {**keys.defaults, key: spec}
     if spec is None:
         message = "PEFT has no target modules of its own for this model"
-        keys.refuse(key, E1148, message, f"{key}: all-linear")
+        yield keys.refuse(key, E1148, message, f"{key}: all-linear")
         return None
     also: list[str] = []
     if keys.tool == UNSLOTH and not isinstance(spec, str):
         also, spec = [n for n in spec if n in TABLES], [n for n in spec if n not in TABLES]
     if model is None:
         if spec or not parameters:
-            _without_model(keys, key, spec, also)
+            yield from _without_model(keys, key, spec, also)
         return None
     try:
         chosen = choose(model, spec, layers, exclude, parameters)
     except re.error as error:
-        keys.refuse(key, E1164, f"not a regular expression: {error}", f"{key}: all-linear")
+        yield keys.refuse(key, E1164, f"not a regular expression: {error}", f"{key}: all-linear")
         return None
     except experts.Halved as error:
-        keys.refuse(key, E1145, str(error), f"name {listing(error.others)} too, or neither")
+        yield keys.refuse(key, E1145, str(error), f"name {listing(error.others)} too, or neither")
         return None
     if not chosen.targets:
         known = listing(PROJECTIONS)
         message = f"no module of {model.title} that can carry an adapter has these names"
-        keys.refuse(key, E1164, message, f"its projections are {known}")
+        yield keys.refuse(key, E1164, message, f"its projections are {known}")
         return None
     notes = []
     if chosen.beyond:
@@ -104,15 +105,15 @@ def say_targets(
             also = ["embed_tokens"]
         made["lora.train_also"] = also
     if notes and keys.given(key):
-        keys.say(key, made, "; ".join(notes))
+        yield keys.say(key, made, "; ".join(notes))
     elif also:
-        keys.same(key, made, f"Unsloth trains {listing(also)} whole, without adapters")
+        yield keys.same(key, made, f"Unsloth trains {listing(also)} whole, without adapters")
     elif chosen.vision:
-        keys.same(key, made, "these include the vision tower, which the model in recipec does not have")
+        yield keys.same(key, made, "these include the vision tower, which the model in recipec does not have")
     elif chosen.doubled and keys.given(key):
-        keys.same(key, made, DOUBLED)
+        yield keys.same(key, made, DOUBLED)
     else:
-        keys.say(key, made)
+        yield keys.say(key, made)
     return chosen
 
 
@@ -133,51 +134,55 @@ def _doubled(keys: Keys, names: Sequence[str]) -> dict[str, Any]:
     return out
 
 
-def say_parameters(keys: Keys, key: str, chosen: Chosen | None) -> None:
+def say_parameters(keys: Keys, key: str, chosen: Chosen | None) -> Says:
     """Record PEFT's target_parameters, which `say_targets` was given."""
     if not keys.value(key):
-        keys.same(key, note="no parameters besides the modules")
+        yield keys.same(key, note="no parameters besides the modules")
     elif chosen is None:
         help = "--set 'lora.targets=[q_proj, v_proj, experts]' in the recipe, once its model is known"
-        keys.refuse(key, E1164, "recipec can resolve names of parameters only if it knows the model", help)
+        yield keys.refuse(
+            key, E1164, "recipec can resolve names of parameters only if it knows the model", help
+        )
     elif chosen.parameters:
         made = {"lora.targets": list(chosen.targets), "lora.layers": chosen.layers}
         lost = f"recipec puts no adapter on {listing(chosen.nothing)}" if chosen.nothing else ""
-        keys.say(key, made, lost)
+        yield keys.say(key, made, lost)
     else:
-        keys.unless(key, (), "recipec puts no adapter on parameters with these names")
+        yield keys.unless(key, (), "recipec puts no adapter on parameters with these names")
 
 
-def say_tokens(keys: Keys, key: str) -> None:
+def say_tokens(keys: Keys, key: str) -> Says:
     """Record PEFT's trainable_token_indices, a list of tokens or one for each named embedding."""
     found = keys.value(key)
     if isinstance(found, Mapping):
         if [str(name).rpartition(".")[2] in EMBEDDED for name in found] != [True]:
-            keys.learned(key, (), "recipec trains single rows of the token embedding, and of no other module")
+            yield keys.learned(
+                key, (), "recipec trains single rows of the token embedding, and of no other module"
+            )
             return
         (found,) = found.values()
     if not isinstance(found, list) or not all(type(token) is int for token in found):
-        keys.refuse(key, E1160, f"`{key}` must be a list of tokens' numbers", f"{key}: [128256]")
+        yield keys.refuse(key, E1160, f"`{key}` must be a list of tokens' numbers", f"{key}: [128256]")
         return
-    keys.say(key, {"lora.train_tokens": list(dict.fromkeys(found))})
+    yield keys.say(key, {"lora.train_tokens": list(dict.fromkeys(found))})
 
 
 USUAL: tuple[Any, ...] = ("layers", ["layers"], [], "", None)
 """The values of PEFT's layers_pattern that name the decoder's layers."""
 
 
-def layers_of(keys: Keys) -> list[int] | None:
+def layers_of(keys: Keys) -> Rule[list[int] | None]:
     """Return PEFT's layers_to_transform, None for all layers."""
     layers = keys.value("layers_to_transform")
     layers = [layers] if isinstance(layers, int) else layers
     if layers is not None and not (isinstance(layers, list) and all(isinstance(n, int) for n in layers)):
         message = f"layers_to_transform is {flow(layers)}, which is not a list of numbers"
-        keys.refuse("layers_to_transform", E1160, message, "layers_to_transform: [0, 1, 2]")
+        yield keys.refuse("layers_to_transform", E1160, message, "layers_to_transform: [0, 1, 2]")
         return None
     return layers if keys.texts("layers_pattern") in USUAL else None
 
 
-def say_patterns(keys: Keys) -> None:
+def say_patterns(keys: Keys) -> Says:
     """Record rank_pattern, alpha_pattern. A key is the end of a module's name, or a regular expression."""
     for key, target, kind in (
         ("rank_pattern", "lora.rank_pattern", int),
@@ -189,10 +194,10 @@ def say_patterns(keys: Keys) -> None:
             number = as_number(value)
             if number is None or isinstance(value, str) or number <= 0:
                 message = f"{key}: {value!r} is not a number above zero"
-                keys.refuse(key, E1160, message, f"{key}: {{{name}: 16}}")
+                yield keys.refuse(key, E1160, message, f"{key}: {{{name}: 16}}")
                 break
             made[_spelling(str(name))] = kind(number)
-        keys.same(key, {target: made} if made else None, "one value for all" if not made else "")
+        yield keys.same(key, {target: made} if made else None, "one value for all" if not made else "")
 
 
 def _spelling(name: str) -> str:
@@ -200,13 +205,13 @@ def _spelling(name: str) -> str:
     return re.sub(r"^\^?(?:model\.)?(?:language_model\.)?(?=layers\.|layers\\\.)", "", name)
 
 
-def say_dropout(keys: Keys, chosen: Chosen | None) -> None:
+def say_dropout(keys: Keys, chosen: Chosen | None) -> Says:
     """Record `lora_dropout`. PEFT raises an error for it if it adapts parameters."""
     dropout = keys.number("lora_dropout") or 0.0
     if dropout and chosen is not None and chosen.parameters:
         message = f"a dropout of {dropout:g} with adapters on parameters, for which PEFT has no dropout"
-        keys.refuse("lora_dropout", E1145, message, "lora_dropout: 0")
-    keys.say("lora_dropout", {"lora.dropout": dropout})
+        yield keys.refuse("lora_dropout", E1145, message, "lora_dropout: 0")
+    yield keys.say("lora_dropout", {"lora.dropout": dropout})
 
 
 INITS = {
@@ -220,54 +225,54 @@ PRINCIPAL = re.compile(r"olora|pissa(_niter_[1-9]\d{0,2})?")
 """Matches initializations that take a part out of the base's weights. PEFT's names are also ours."""
 
 
-def say_loftq(keys: Keys, key: str, config: Any) -> None:
+def say_loftq(keys: Keys, key: str, config: Any) -> Says:
     """Record LoftQ, after which nf4 represents the base's weights exactly."""
     config = config if isinstance(config, Mapping) else {}
     bits, iterations = config.get("loftq_bits", 4), config.get("loftq_iter", 1)
     if bits != 4:
-        keys.learned(key, (), f"recipec computes LoftQ only for nf4, not for {bits} bits")
+        yield keys.learned(key, (), f"recipec computes LoftQ only for nf4, not for {bits} bits")
         return
     notes = [] if iterations == 1 else [f"recipec makes one iteration, not {iterations}"]
     if keys.ledger.value("lora.alpha") != keys.ledger.value("lora.rank"):
         notes.append(
             "in recipec, B A times alpha / rank makes up for nf4's error; in the tool, B A alone does"
         )
-    keys.say(key, {"lora.init": "loftq", "lora.quantize": "nf4"}, "; ".join(notes))
+    yield keys.say(key, {"lora.init": "loftq", "lora.quantize": "nf4"}, "; ".join(notes))
 
 
-def say_init(keys: Keys, key: str, found: Any) -> None:
+def say_init(keys: Keys, key: str, found: Any) -> Says:
     """Record PEFT's `init_lora_weights`."""
     name = str(found).lower()
     if found is True or name == "true":
-        keys.say(key, {"lora.init": "peft"})
+        yield keys.say(key, {"lora.init": "peft"})
     elif name == "gaussian":
-        keys.say(key, {"lora.init": "gaussian"})
+        yield keys.say(key, {"lora.init": "gaussian"})
     elif name in INITS:
-        keys.say(key, {"lora.init": "peft"}, INITS[name])
+        yield keys.say(key, {"lora.init": "peft"}, INITS[name])
     elif PRINCIPAL.fullmatch(name):
-        keys.say(key, {"lora.init": name})
+        yield keys.say(key, {"lora.init": name})
     elif name == "loftq":
-        say_loftq(keys, key, keys.value("loftq_config"))
-        keys.same("loftq_config", note="its settings")
+        yield from say_loftq(keys, key, keys.value("loftq_config"))
+        yield keys.same("loftq_config", note="its settings")
     elif found is False or name == "false":
-        keys.say(key, {"lora.init": "peft"}, "recipec starts B at zero, not at random")
+        yield keys.say(key, {"lora.init": "peft"}, "recipec starts B at zero, not at random")
     else:
         note = (
             f"{name} starts from other weights of the base model; recipec starts from the "
             "checkpoint's own, with B at zero"
         )
-        keys.learned(key, (), note)
-        keys.ledger.set("lora.init", "peft")
+        yield keys.learned(key, (), note)
+        yield keys.sets("lora.init", "peft")
 
 
-def say_head(keys: Keys, key: str) -> None:
+def say_head(keys: Keys, key: str) -> Says:
     """Record a switch for an adapter on the output head."""
     if keys.flag(key):
-        keys.say(key, {}, "recipec puts no adapter on lm_head: it trains fewer parameters")
-    keys.same(key, note="off")
+        yield keys.say(key, {}, "recipec puts no adapter on lm_head: it trains fewer parameters")
+    yield keys.same(key, note="off")
 
 
-def say_qwix(keys: Keys, kind: str, tile: str) -> None:
+def say_qwix(keys: Keys, kind: str, tile: str) -> Says:
     """Translate Qwix's type of frozen weights and the size of its tiles, from two keys, to lora.quantize."""
     code = keys.choice(kind, ("nf4", "int8"))
     size = keys.integer(tile)
@@ -278,15 +283,15 @@ def say_qwix(keys: Keys, kind: str, tile: str) -> None:
         "int8": "recipec stores one scale for each output channel",
     }[code]
     if code:
-        keys.say(kind, {"lora.quantize": code}, note)
-    keys.passive((kind, tile), "part of lora.quantize" if code else "not quantized")
+        yield keys.say(kind, {"lora.quantize": code}, note)
+    yield from keys.passive((kind, tile), "part of lora.quantize" if code else "not quantized")
 
 
-def refuse_quantized(keys: Keys, key: str, help: str) -> None:
+def refuse_quantized(keys: Keys, key: str, help: str) -> Says:
     """Refuse a switch for a quantized base if there are no adapters to train on it."""
     if keys.flag(key) if isinstance(keys.value(key), bool) else keys.given(key):
         message = f"`{key}` with full fine-tuning: a quantized base model cannot be trained itself"
-        keys.refuse(key, E1146, message, help)
+        yield keys.refuse(key, E1146, message, help)
 
 
 def fused(model: Model | None, names: Sequence[str]) -> tuple[list[str], str]:
@@ -318,16 +323,16 @@ def fused(model: Model | None, names: Sequence[str]) -> tuple[list[str], str]:
     return made, note if parts else ""
 
 
-def _without_model(keys: Keys, key: str, spec: str | Sequence[str], also: Sequence[str]) -> None:
+def _without_model(keys: Keys, key: str, spec: str | Sequence[str], also: Sequence[str]) -> Says:
     whole = {"lora.train_also": list(also)} if also else {}
     if not isinstance(spec, str) and set(spec) <= set(PROJECTIONS):
-        keys.say(key, {"lora.targets": list(spec), **whole})
+        yield keys.say(key, {"lora.targets": list(spec), **whole})
     elif spec == "all-linear":
-        keys.say(key, {"lora.targets": list(PROJECTIONS)})
+        yield keys.say(key, {"lora.targets": list(PROJECTIONS)})
     else:
         what = "recipec can resolve names of modules only if it knows the model"
         help = f"port it with --set 'lora.targets=[{PROJECTIONS[0]}, {PROJECTIONS[2]}]'"
-        keys.refuse(key, E1164, what, help)
+        yield keys.refuse(key, E1164, what, help)
 
 
 VISION = "vision tower"

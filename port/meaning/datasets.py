@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from recipec.compiler.catalog.positions import positions
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys
 from recipec.port.ledger import Ledger, Verdict
 from recipec.port.meaning import models
@@ -117,12 +118,12 @@ def source(
     return path if len(made) == 1 else made
 
 
-def given(keys: Keys, key: str, help: str, config: str | None) -> Any:
+def given(keys: Keys, key: str, help: str, config: str | None) -> Rule[Any]:
     """Return the source for a section with arguments of `datasets.load_dataset`, or None after an error."""
     name, files, split = keys.text(key), keys.value("data_files"), keys.text("split")
     found = place(name or "", files if isinstance(files, str | list) else None)
     if name is None or found.path is None:
-        keys.refuse(
+        yield keys.refuse(
             key, E1143, f"recipec cannot read this source: {found.note or f'it names no {key}'}", help
         )
         return None
@@ -136,10 +137,11 @@ def unwritten(keys: Keys, data: Mapping[str, Any]) -> Keys:
     return Keys(Ledger(Sources(source)), source, keys.tool)
 
 
-def retold(keys: Keys, key: str, found: Keys) -> str:
+def retold(keys: Keys, key: str, found: Keys) -> Rule[str]:
     """Report what became of the keys of `unwritten`. Errors are moved to the key that asks for them."""
     for each in found.ledger.diagnostics:
-        keys.ledger.refused(keys.source, keys.prefix + key, each.code, each.message, each.help or "")
+        yield keys.refuse(key, each.code, each.message, each.help or "")
+        yield keys.withdraw(key)
     differs = (Verdict.APPROXIMATED, Verdict.UNSUPPORTED)
     notes = (each.note for each in found.ledger.findings if each.verdict in differs)
     return "; ".join(dict.fromkeys(filter(None, notes)))
@@ -232,22 +234,21 @@ def unlimited(keys: Keys) -> int:
     return NO_LIMIT if most is None else min(NO_LIMIT, most)
 
 
-def length(keys: Keys, key: str, note: str = "") -> None:
+def length(keys: Keys, key: str, note: str = "") -> Says:
     """Record the length at which samples are cut off. The note says how the tool cuts them differently."""
     most = keys.integer(key) if keys.given(key) or not keys.stands(key) else None
     if most is None:
         sets = {"data.max_length": unlimited(keys), "data.overlong": "error"}
         note = "the tool has no limit; recipec stops at a longer sample, and does not truncate it"
         if keys.stands(key):
-            keys.ledger.approximated(keys.source, keys.prefix + key, sets, note)
-            keys.said.add(key)
+            yield keys.differs(key, sets, note)
         else:
-            keys.say(key, sets, note)
+            yield keys.say(key, sets, note)
     else:
-        keys.say(key, {"data.max_length": most, "data.overlong": "truncate"}, note)
+        yield keys.say(key, {"data.max_length": most, "data.overlong": "truncate"}, note)
     if str(keys.value("truncation_mode") or "keep_start") == "keep_start":
-        keys.same("truncation_mode", note="the end is truncated")
-    keys.unless("truncation_mode", ("keep_start",), "recipec truncates the end, not the start")
+        yield keys.same("truncation_mode", note="the end is truncated")
+    yield keys.unless("truncation_mode", ("keep_start",), "recipec truncates the end, not the start")
 
 
 WINDOWS = "recipec shuffles and packs rows within windows of this size: another order of samples"
@@ -256,7 +257,7 @@ KEPT = "rows come in the sources' order, as in the tool; recipec packs them with
 
 def say_stream(
     keys: Keys, switch: str, buffers: Sequence[str] = (), size: int = 1000, on: bool | None = None
-) -> None:
+) -> Says:
     """Record a switch for streaming, after all other keys of the data and of the run's length.
 
     Args:
@@ -266,8 +267,8 @@ def say_stream(
     """
     ledger = keys.ledger
     if not on and not keys.flag(switch):
-        keys.same(switch, note="off: all rows are read first, as in recipec")
-        keys.unused(buffers, f"the tool does not read it without {switch}")
+        yield keys.same(switch, note="off: all rows are read first, as in recipec")
+        yield from keys.unused(buffers, f"the tool does not read it without {switch}")
         return
     why = None
     if not ledger.value("train.steps"):
@@ -275,14 +276,14 @@ def say_stream(
     elif ledger.value("data.eval_fraction"):
         why = "the run holds out a share of the rows, which requires counting them"
     if why is not None:
-        keys.unless(switch, (False,), f"recipec reads all rows first: {why}")
-        keys.unused(buffers, "recipec reads all rows first")
+        yield keys.unless(switch, (False,), f"recipec reads all rows first: {why}")
+        yield from keys.unused(buffers, "recipec reads all rows first")
         return
     buffer = next((key for key in buffers if keys.given(key)), buffers[0] if buffers else None)
     found = keys.integer(buffer) if buffer is not None else None
     sets = {"data.stream_window": found if found and found > 0 else size}
-    ledger.set("data.stream_window", sets["data.stream_window"])
+    yield keys.sets("data.stream_window", sets["data.stream_window"])
     note = KEPT if ledger.value("data.shuffle_seed", 0) is None else WINDOWS
-    keys.say(switch, sets if keys.given(switch) else None, note)
+    yield keys.say(switch, sets if keys.given(switch) else None, note)
     for key in buffers:
-        keys.same(key, sets if key == buffer else None)
+        yield keys.same(key, sets if key == buffer else None)

@@ -15,6 +15,7 @@ from typing import Any
 
 from recipec.compiler.catalog import Model
 from recipec.compiler.wording import listing
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys, as_number
 from recipec.port.names import known
 
@@ -101,19 +102,19 @@ def coefficient(model: Model | None) -> float | None:
     return usual[model.family.name] if value is None else float(value)
 
 
-def say_coefficient(keys: Keys, key: str, model: Model | None, to: Sequence[str] = ()) -> None:
+def say_coefficient(keys: Keys, key: str, model: Model | None, to: Sequence[str] = ()) -> Says:
     """Record a key with the coefficient of the load-balancing loss."""
     value = keys.number(key)
     if model is None:
         note = "recipec does not know whether the model has experts; the key is train.router_aux_loss_coef"
-        keys.unless(key, (0, 0.0), note)
+        yield keys.unless(key, (0, 0.0), note)
     elif coefficient(model) is None or (to and model.family.name not in to):
-        keys.same(key, note=f"{keys.tool} adds no such loss to {model.title}")
+        yield keys.same(key, note=f"{keys.tool} adds no such loss to {model.title}")
     elif keys.given(key):
-        keys.say(key, {AUX: value}, MEANS if value else "")
+        yield keys.say(key, {AUX: value}, MEANS if value else "")
 
 
-def say_overrides(keys: Keys, key: str, model: Model | None) -> bool:
+def say_overrides(keys: Keys, key: str, model: Model | None) -> Rule[bool]:
     """Record overrides of config.json if they only affect the load-balancing loss.
 
     Returns:
@@ -124,10 +125,10 @@ def say_overrides(keys: Keys, key: str, model: Model | None) -> bool:
         return False
     usual = coefficient(model)
     if usual is None:
-        keys.same(key, note="transformers has no load-balancing loss for the model")
+        yield keys.same(key, note="transformers has no load-balancing loss for the model")
         return True
     if given.get("output_router_logits") is True:
         value = as_number(given.get("router_aux_loss_coef", usual))
-        keys.say(key, {AUX: value}, MEANS)
-    keys.same(key, note="there is no load-balancing loss without output_router_logits")
+        yield keys.say(key, {AUX: value}, MEANS)
+    yield keys.same(key, note="there is no load-balancing loss without output_router_logits")
     return True

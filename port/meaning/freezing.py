@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from recipec.compiler.catalog import Model
 from recipec.compiler.wording import listing, split_layer
+from recipec.port.engine import Says
 from recipec.port.keys import OFF, Keys
 from recipec.port.meaning import adapters
 from recipec.port.refusals import E1148
@@ -47,9 +48,9 @@ def _patterns(layers: Sequence[int], stems: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(out))
 
 
-def say_layers(keys: Keys, model: Model | None) -> None:
+def say_layers(keys: Keys, model: Model | None) -> Says:
     """Record LLaMA-Factory's freeze tuning: some of the last layers are trained, or of the first ones."""
-    keys.ledger.set("lora", None, "the run has no adapters")
+    yield keys.sets("lora", None, "the run has no adapters")
     count = keys.integer("freeze_trainable_layers") if keys.given("freeze_trainable_layers") else 2
     given = {key: keys.texts(key) for key in ("freeze_trainable_modules", "freeze_extra_modules")}
     modules, extra = (
@@ -60,11 +61,11 @@ def say_layers(keys: Keys, model: Model | None) -> None:
         only, lacking = of_layers(model, count or 0, modules or ["all"], extra)
         if lacking:
             message = f"{model.title} has no modules {listing(lacking)}"
-            keys.refuse("freeze_trainable_modules", E1148, message, "freeze_trainable_modules: all")
-        keys.ledger.set("train.only", only, "the modules that freeze tuning trains")
+            yield keys.refuse("freeze_trainable_modules", E1148, message, "freeze_trainable_modules: all")
+        yield keys.sets("train.only", only, "the modules that freeze tuning trains")
     for key in ("freeze_trainable_layers", *given):
-        keys.say(key, {})
-    keys.passive(("cast_trainable_params_to_fp32",), "part of train.optimizer.master_weights")
+        yield keys.say(key, {})
+    yield from keys.passive(("cast_trainable_params_to_fp32",), "part of train.optimizer.master_weights")
 
 
 def of_layers(
@@ -94,7 +95,7 @@ def unfrozen(keys: Keys, key: str, model: Model) -> list[str]:
     return chosen_by(model, lambda name: any(pattern.match(name) for pattern in patterns))
 
 
-def say_adapters(keys: Keys, key: str, model: Model | None) -> None:
+def say_adapters(keys: Keys, key: str, model: Model | None) -> Says:
     """Record Axolotl's patterns next to adapters, of which it freezes all whose names no pattern matches.
 
     PEFT's names begin with `base_model.model.`, so patterns of the model's own names leave nothing to train.
@@ -107,11 +108,11 @@ def say_adapters(keys: Keys, key: str, model: Model | None) -> None:
     ]
     matched = [any(pattern.match(name) for pattern in patterns) for name in names]
     if patterns and matched and all(matched):
-        keys.same(key, note="the patterns match all adapters")
+        yield keys.same(key, note="the patterns match all adapters")
     note = "Axolotl freezes all adapters whose names no pattern matches"
     if patterns and matched and not any(matched):
         note = "no pattern matches PEFT's names of adapters, so Axolotl trains nothing"
-    keys.learned(key, OFF, note)
+    yield keys.learned(key, OFF, note)
 
 
 def _unfreezing(keys: Keys, key: str) -> list[re.Pattern[str]]:

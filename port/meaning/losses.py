@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from recipec.compiler.wording import listing
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys, table, words
 from recipec.port.meaning import datasets
 from recipec.port.refusals import E1142, E1145, E1163, W1168
@@ -54,14 +55,16 @@ UNPAIRED = "unpaired_preference"
 PAIRED = "TRL splits a row with a chosen and a rejected answer into two samples; recipec cannot"
 
 
-def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) -> str:
+def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) -> Rule[str]:
     """Return the format of the rows. TRL recognizes it by the columns, read if the file is at hand."""
     row = datasets.first_row(path, keys.source.path.parent) if path else None
     if made := OBJECTIVES[objective].format:
         if made == UNPAIRED and row is not None and {"chosen", "rejected"} <= row.keys():
-            keys.said.discard(where[1])
-            keys.refuse(where[1], E1142, PAIRED, "rows of prompt, completion and label; or objective: dpo")
-        keys.ledger.set("data.format", made)
+            yield keys.withdraw(where[1])
+            yield keys.refuse(
+                where[1], E1142, PAIRED, "rows of prompt, completion and label; or objective: dpo"
+            )
+        yield keys.sets("data.format", made)
         return made
     column = keys.text("dataset_text_field") or "text"
     if row is not None:
@@ -81,11 +84,11 @@ def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) 
         message = "the format of the data is a guess: TRL decides by the columns of the data set"
         help = "chat fits a column `messages`; otherwise set data.format and data.loss_on in the recipe"
         key = where[0].prefix + where[1]
-        keys.ledger.diagnostics.append(Diagnostic(W1168, message, key, help, keys.source.span(key)))
-    keys.ledger.set("data.format", form, why)
+        yield keys.warn(Diagnostic(W1168, message, key, help, keys.source.span(key)))
+    yield keys.sets("data.format", form, why)
     if form == "text" and column != "text":
-        keys.say("dataset_text_field", {"data.fields": {"text": column}})
-    keys.same("dataset_text_field", note="the column with the text, if the rows hold text")
+        yield keys.say("dataset_text_field", {"data.fields": {"text": column}})
+    yield keys.same("dataset_text_field", note="the column with the text, if the rows hold text")
     return form
 
 
@@ -97,33 +100,33 @@ def _of_columns(row: dict[str, Any], column: str) -> str | None:
     return "text" if column in row else None
 
 
-def masks(keys: Keys, form: str) -> None:
+def masks(keys: Keys, form: str) -> Says:
     """Record which tokens carry loss."""
     assistant, completion = keys.flag("assistant_only_loss"), keys.value("completion_only_loss")
     if form == "chat":
-        keys.say("assistant_only_loss", {"data.loss_on": "assistant" if assistant else "all"})
+        yield keys.say("assistant_only_loss", {"data.loss_on": "assistant" if assistant else "all"})
         if completion is True:
             message = "completion_only_loss is for prompts and completions, and the rows are conversations"
-            keys.refuse("completion_only_loss", E1145, message, "assistant_only_loss: true")
-        keys.same("completion_only_loss", note="only for prompts and completions")
+            yield keys.refuse("completion_only_loss", E1145, message, "assistant_only_loss: true")
+        yield keys.same("completion_only_loss", note="only for prompts and completions")
     elif form == "prompt_completion":
         on = "all" if completion is False else "completion"
         keys.defaults = {**keys.defaults, "completion_only_loss": "auto"}
-        keys.say("completion_only_loss", {"data.loss_on": on})
-        keys.same("assistant_only_loss", note="the loss covers the completion")
+        yield keys.say("completion_only_loss", {"data.loss_on": on})
+        yield keys.same("assistant_only_loss", note="the loss covers the completion")
     else:
-        keys.ledger.set("data.loss_on", "all")
+        yield keys.sets("data.loss_on", "all")
         names = ("completion_only_loss", "assistant_only_loss")
-        keys.passive(names, "the rows are text, and the loss covers all of it")
+        yield from keys.passive(names, "the rows are text, and the loss covers all of it")
     if form == "chat":
-        keys.same("eos_token", note="the chat template ends a turn")
-    keys.unless("eos_token", (None,), "recipec ends a sample with the tokenizer's own end of text")
+        yield keys.same("eos_token", note="the chat template ends a turn")
+    yield keys.unless("eos_token", (None,), "recipec ends a sample with the tokenizer's own end of text")
 
 
 CUT = "a sample in recipec attends only to itself, and is whole or truncated; the tool cuts rows anywhere"
 
 
-def packing(keys: Keys, always: str = "") -> None:
+def packing(keys: Keys, always: str = "") -> Says:
     """Record whether samples are packed.
 
     Args:
@@ -132,9 +135,9 @@ def packing(keys: Keys, always: str = "") -> None:
     if always:
         note = f"{always}; {CUT}"
         if keys.given("packing"):
-            keys.say("packing", {"data.packing": True}, note)
-        keys.default("packing", True, {"data.packing": True}, note)
-        keys.same("packing_strategy", note="another key decides it")
+            yield keys.say("packing", {"data.packing": True}, note)
+        yield keys.default("packing", True, {"data.packing": True}, note)
+        yield keys.same("packing_strategy", note="another key decides it")
         return
     on = keys.flag("packing")
     strategy = str(keys.value("packing_strategy"))
@@ -142,26 +145,26 @@ def packing(keys: Keys, always: str = "") -> None:
         "bfd": "",
         "bfd_split": "recipec truncates a long sample; the tool continues it in other rows",
     }
-    keys.say("packing", {"data.packing": on}, notes.get(strategy, CUT) if on else "")
+    yield keys.say("packing", {"data.packing": on}, notes.get(strategy, CUT) if on else "")
     note = "which samples share a row; each attends only to itself" if on else "no packing"
-    keys.same("packing_strategy", note=note)
+    yield keys.same("packing_strategy", note=note)
 
 
-def supervised(keys: Keys) -> None:
+def supervised(keys: Keys) -> Says:
     loss = keys.value("loss_type") or "nll"
     if loss == "dft":
-        weighted(keys, "loss_type", loss)
+        yield from weighted(keys, "loss_type", loss)
     elif loss not in ("nll", "chunked_nll"):
         had = listing(OBJECTIVES["sft"].losses)
         message = f"the loss {loss} has no counterpart: recipec's sft has {had}"
-        keys.refuse("loss_type", E1163, message, "loss_type: nll")
-    keys.follow(OF_SFT)
+        yield keys.refuse("loss_type", E1163, message, "loss_type: nll")
+    yield from keys.follow(OF_SFT)
 
 
-def weighted(keys: Keys, key: str, loss: str, note: str = "") -> None:
+def weighted(keys: Keys, key: str, loss: str, note: str = "") -> Says:
     """Record a key that selects a loss that weights tokens."""
-    keys.say(key, {"train.loss_type": loss}, note)
-    keys.passive(("label_smoothing_factor",), f"the loss {loss} does not read it")
+    yield keys.say(key, {"train.loss_type": loss}, note)
+    yield from keys.passive(("label_smoothing_factor",), f"the loss {loss} does not read it")
 
 
 def of_pairs(
@@ -169,7 +172,7 @@ def of_pairs(
     objective: str,
     names: tuple[str, str] = ("loss_type", "label_smoothing"),
     smoothed: frozenset[str] | None = None,
-) -> None:
+) -> Says:
     """Record the loss of a pair, and the keys that only this loss reads."""
     key, smoothing = names
     had, given = OBJECTIVES[objective].losses, keys.value(key) or "sigmoid"
@@ -178,24 +181,24 @@ def of_pairs(
     if loss not in had:
         shown = " + ".join(map(str, every))
         message = f"the preference loss {shown} has no counterpart: recipec's {objective} has {listing(had)}"
-        keys.refuse(key, E1163, message, f"{key}: sigmoid")
+        yield keys.refuse(key, E1163, message, f"{key}: sigmoid")
         loss = "sigmoid"
     elif loss != "sigmoid":
-        keys.say(key, {"train.loss_type": loss})
+        yield keys.say(key, {"train.loss_type": loss})
     if loss in (TRLS[objective] if smoothed is None else smoothed):
         value = keys.number(smoothing)
-        keys.same(smoothing, {"train.label_smoothing": value} if value else None)
+        yield keys.same(smoothing, {"train.label_smoothing": value} if value else None)
     if "simpo_gamma" in had[str(loss)]:
-        keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
+        yield keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
 
 
-def cpo(keys: Keys) -> None:
-    of_pairs(keys, "cpo")
-    keys.say("cpo_alpha", {"train.cpo_alpha": keys.number("cpo_alpha")})
-    keys.follow(OF_CPO)
+def cpo(keys: Keys) -> Says:
+    yield from of_pairs(keys, "cpo")
+    yield keys.say("cpo_alpha", {"train.cpo_alpha": keys.number("cpo_alpha")})
+    yield from keys.follow(OF_CPO)
 
 
-def kto(keys: Keys) -> None:
+def kto(keys: Keys) -> Says:
     """Record the loss of single answers, and its weights."""
     given = keys.value("loss_type") or "kto"
     every = given if isinstance(given, list) else [given]
@@ -203,26 +206,26 @@ def kto(keys: Keys) -> None:
     if len(every) != 1 or every[0] not in had:
         shown = " + ".join(map(str, every))
         message = f"the loss {shown} has no counterpart: recipec's kto has {listing(had)}"
-        keys.refuse("loss_type", E1163, message, "loss_type: kto")
+        yield keys.refuse("loss_type", E1163, message, "loss_type: kto")
     elif every[0] != "kto":
-        keys.say("loss_type", {"train.loss_type": every[0]})
-    weights(keys, "desirable_weight", "undesirable_weight")
-    keys.follow(OF_KTO)
+        yield keys.say("loss_type", {"train.loss_type": every[0]})
+    yield from weights(keys, "desirable_weight", "undesirable_weight")
+    yield from keys.follow(OF_KTO)
 
 
-def weights(keys: Keys, desirable: str, undesirable: str) -> None:
+def weights(keys: Keys, desirable: str, undesirable: str) -> Says:
     """Record KTO's weights of desirable and undesirable answers, under the given keys."""
     for name, key in (("desirable_weight", desirable), ("undesirable_weight", undesirable)):
         value = keys.number(key)
-        keys.same(key, {f"train.{name}": 1.0 if value is None else value})
+        yield keys.same(key, {f"train.{name}": 1.0 if value is None else value})
 
 
-def dpo(keys: Keys, smoothed: frozenset[str] | None = None) -> None:
-    of_pairs(keys, "dpo", smoothed=smoothed)
+def dpo(keys: Keys, smoothed: frozenset[str] | None = None) -> Says:
+    yield from of_pairs(keys, "dpo", smoothed=smoothed)
     divergence = keys.text("f_divergence_type")
     if divergence not in (None, "reverse_kl", "FDivergenceType.REVERSE_KL"):
         message = (
             f"the divergence {divergence} has no counterpart: recipec's dpo uses the reverse KL divergence"
         )
-        keys.refuse("f_divergence_type", E1163, message, "f_divergence_type: reverse_kl")
-    keys.follow(OF_DPO)
+        yield keys.refuse("f_divergence_type", E1163, message, "f_divergence_type: reverse_kl")
+    yield from keys.follow(OF_DPO)

@@ -16,6 +16,7 @@ from recipec.compiler.catalog import (
     is_quantized,
     original_of,
 )
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys
 from recipec.port.refusals import E1144
 from recipec.runtime.model.families import UnsupportedCheckpoint
@@ -99,21 +100,21 @@ def stored(name: str | None, folder: Path) -> str:
     return str(config.get("dtype") or config.get("torch_dtype") or "auto")
 
 
-def say_model(keys: Keys, key: str, revision: str) -> Named | None:
+def say_model(keys: Keys, key: str, revision: str) -> Rule[Named | None]:
     """Record the keys that name a model and its revision. Return None if no model is named.
 
     An unknown model's id still goes into the recipe. The recipe's checks report it.
     """
     name, given = keys.text(key), keys.text(revision)
     if not name:
-        keys.refuse(key, E1144, "the file names no model", f"--set {key}=Qwen/Qwen3-8B")
+        yield keys.refuse(key, E1144, "the file names no model", f"--set {key}=Qwen/Qwen3-8B")
         return None
     named = resolve(name, keys.source.path.parent)
     if named.model is None:
         named = resolve(name, keys.ledger.home)
-    keys.say(key, {"model.id": named.id}, named.note)
+    yield keys.say(key, {"model.id": named.id}, named.note)
     kept = given not in (None, "main") and not named.note
-    keys.same(revision, {"model.revision": given} if kept else None)
+    yield keys.same(revision, {"model.revision": given} if kept else None)
     return named
 
 
@@ -130,10 +131,10 @@ def way_out(name: str, key: str) -> str | None:
     return f"--set {key}={model}; or name a folder with its config.json"
 
 
-def say_flash(keys: Keys) -> None:
+def say_flash(keys: Keys) -> Says:
     """Record `attn_implementation` if it asks for a fused kernel."""
     if "flash" in (keys.text("attn_implementation") or ""):
-        keys.same("attn_implementation", {"model.attention": "splash"}, "the TPU's fused kernel")
+        yield keys.same("attn_implementation", {"model.attention": "splash"}, "the TPU's fused kernel")
 
 
 def chat_sibling(model: Model) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipec.compiler.catalog import Model
+from recipec.port.engine import Says
 from recipec.port.keys import Keys
 from recipec.port.refusals import E1145, E1160
 
@@ -19,16 +20,16 @@ MX = {"train.qat.weights": "mxfp4", "train.qat.activations": "mxfp4"}
 LATER = "fake_quant_after_n_steps"
 
 
-def say_group(keys: Keys, key: str, default: int) -> None:
+def say_group(keys: Keys, key: str, default: int) -> Says:
     """Record the size of a group of weights."""
     size = keys.integer(key) or default
     keys.defaults = {**keys.defaults, key: default}
     if size < 2:
-        keys.refuse(key, E1160, f"torchao has no groups of {size}", f"{key}: 32")
-    keys.say(key, {"train.qat.group_size": size})
+        yield keys.refuse(key, E1160, f"torchao has no groups of {size}", f"{key}: 32")
+    yield keys.say(key, {"train.qat.group_size": size})
 
 
-def say_later(keys: Keys, from_zero: bool = False) -> None:
+def say_later(keys: Keys, from_zero: bool = False) -> Says:
     """Record the steps before rounding begins.
 
     Args:
@@ -37,8 +38,8 @@ def say_later(keys: Keys, from_zero: bool = False) -> None:
     steps = keys.integer(LATER)
     if steps == 0 and keys.given(LATER) and not from_zero:
         message = f"`{LATER}: 0` switches the rounding off at the first step, and never on again"
-        keys.refuse(LATER, E1145, message, f"{LATER}: null rounds from the first step")
-    keys.say(LATER, {"train.qat.start_step": steps} if steps else {})
+        yield keys.refuse(LATER, E1145, message, f"{LATER}: null rounds from the first step")
+    yield keys.say(LATER, {"train.qat.start_step": steps} if steps else {})
 
 
 def has_own_head(model: Model | None) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from recipec.port.engine import Rule
 from recipec.port.keys import Keys
-from recipec.port.ledger import Ledger
 from recipec.port.meaning import conversion
 from recipec.port.refusals import E1142
 
@@ -35,7 +35,7 @@ def with_own(source: Any, own: Mapping[str, Any]) -> Any:
     return {**(source if isinstance(source, dict) else {"path": source}), **own}
 
 
-def apart(ledger: Ledger, found: Sequence[tuple[Any, Form]]) -> list[Any]:
+def apart(keys: Keys, found: Sequence[tuple[Any, Form]]) -> Rule[list[Any]]:
     """Return sources of several forms, each with the form of its rows. `data.format` is that of the first."""
     first, made = found[0][1].format, []
     files: dict[str, str] = {}
@@ -46,16 +46,12 @@ def apart(ledger: Ledger, found: Sequence[tuple[Any, Form]]) -> list[Any]:
         if form.transform:
             number = f"_{len(files) + 1}" if files else ""
             name = files.setdefault(form.transform, f"convert{number}.py")
-            ledger.files[name] = form.transform
+            yield keys.file(name, form.transform)
             own["transform"] = f"{name}:{conversion.FUNCTION}"
         made.append(with_own(source, own))
     for path in ("data.fields", "data.transform"):  # set for one data set before the others were read
-        if ledger.lines.pop(path, None) is not None:
-            ledger.findings = [
-                replace(each, recipe=tuple("data.train" if one == path else one for one in each.recipe))
-                for each in ledger.findings
-            ]
-    ledger.set("data.format", first)
+        yield keys.moves(path, "data.train")
+    yield keys.sets("data.format", first)
     return made
 
 
@@ -84,7 +80,7 @@ def pairs(asked: str, answered: str, system: str | None = None) -> Rows:
     return Rows("chat", transform=conversion.paired(asked, answered, system))
 
 
-def say(keys: Keys, key: str, found: Sequence[Rows], names: Sequence[str] = ()) -> Rows | None:
+def say(keys: Keys, key: str, found: Sequence[Rows], names: Sequence[str] = ()) -> Rule[Rows | None]:
     """Set the form of all rows. It is an error if the data sets have several forms.
 
     Args:
@@ -98,14 +94,14 @@ def say(keys: Keys, key: str, found: Sequence[Rows], names: Sequence[str] = ()) 
     if len(ways) > 1:
         message = "the data sets have rows of different forms, which recipec does not mix in one run"
         way = "keep only data sets of one form" + (f", as {names[0]} has" if names else "")
-        keys.refuse(key, E1142, message, way)
+        yield keys.refuse(key, E1142, message, way)
     if len(ways) != 1:
         return None
     (rows,) = ways.values()
-    keys.ledger.set("data.format", rows.format, rows.note)
+    yield keys.sets("data.format", rows.format, rows.note)
     if rows.fields:
-        keys.ledger.set("data.fields", dict(rows.fields))
+        yield keys.sets("data.fields", dict(rows.fields))
     if rows.transform:
-        keys.ledger.files[conversion.FILE] = rows.transform
-        keys.ledger.set("data.transform", conversion.TRANSFORM, f"{keys.tool} reads the rows in its own way")
+        yield keys.file(conversion.FILE, rows.transform)
+        yield keys.sets("data.transform", conversion.TRANSFORM, f"{keys.tool} reads the rows in its own way")
     return rows

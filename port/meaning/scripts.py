@@ -13,6 +13,7 @@ from typing import Any
 
 from recipec.compiler.wording import listing
 from recipec.port import common
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys, table
 from recipec.port.meaning import losses, templates
 from recipec.port.meaning.conversion import FILE, FUNCTION, TRANSFORM, literal
@@ -196,9 +197,9 @@ W1178 = Code(
 )
 
 
-def say_rows(keys: Keys, script: Script) -> str:
+def say_rows(keys: Keys, script: Script) -> Rule[str]:
     """Record what becomes of the functions over rows, and return the format."""
-    rows, ledger = script.rows or Rows(), keys.ledger
+    rows = script.rows or Rows()
     several = isinstance(rows.content, dict) or script.objective != "sft"
     form, fields, body = _answers(rows.content) if several else _sft(rows.content)
     sets: dict[str, Any] = {"data.format": form}
@@ -209,47 +210,47 @@ def say_rows(keys: Keys, script: Script) -> str:
         first, name = rows.by_hand[0], FUNCTION
         if len(rows.steps) == 1 and not (body or first.selects):
             name = first.name or FUNCTION
-            ledger.files[FILE] = _stub(name, first, form, sorted(_columns(rows.content)))
+            yield keys.file(FILE, _stub(name, first, form, sorted(_columns(rows.content))))
         else:
-            ledger.files[FILE] = _chain(rows, body)
+            yield keys.file(FILE, _chain(rows, body))
         sets["data.transform"] = f"{FILE}:{name}"
         note = f"copy by hand into {FILE}: {listing(map(_shown, rows.by_hand))}"
         for each in rows.by_hand:
             message = f"recipec cannot convert {_shown(each)}, so copy it by hand: {each.why}"
             help = f"{FILE} next to the recipe has its lines as a comment, and stops a run until you write it"
-            ledger.diagnostics.append(Diagnostic(W1178, message, rows.keys[0], help, each.span))
+            yield keys.warn(Diagnostic(W1178, message, rows.keys[0], help, each.span))
     elif body:
         what = MADE.get(form, "a prompt and its answer")
-        ledger.files[FILE] = _file(what, sorted(_columns(rows.content)), body)
+        yield keys.file(FILE, _file(what, sorted(_columns(rows.content)), body))
         sets["data.transform"] = TRANSFORM
     for path, value in sets.items():
-        ledger.set(path, value)
+        yield keys.sets(path, value)
     for key in rows.keys:
-        keys.said.discard(key)
-        keys.say(key, sets if key == rows.keys[0] else {}, note)
+        yield keys.withdraw(key)
+        yield keys.say(key, sets if key == rows.keys[0] else {}, note)
     if form == "text" and keys.flag("assistant_only_loss"):
         message = "the loss covers a part of a text, and the rows are whole texts"
         help = "--set assistant_only_loss=null trains on all of it"
-        keys.refuse("assistant_only_loss", E1145, message, help)
+        yield keys.refuse("assistant_only_loss", E1145, message, help)
     ends = "recipec ends each text with the eos_token; the tokenizer alone does not"
-    keys.say("add_special_tokens", {}, "" if keys.flag("add_eos_token") else ends)
+    yield keys.say("add_special_tokens", {}, "" if keys.flag("add_eos_token") else ends)
     if keys.given("dataset_text_field"):
-        keys.same("dataset_text_field", note="the column that the function makes")
+        yield keys.same("dataset_text_field", note="the column that the function makes")
     return form
 
 
-def say_arguments(keys: Keys, script: Script) -> None:
+def say_arguments(keys: Keys, script: Script) -> Says:
     """Record the arguments that only the script's own lines read."""
     below = keys.below("arguments")
     for name, note in script.arguments.items():
         if note.startswith("none "):
             place = keys.source.keys.get(f"arguments.{name}")
-            keys.ledger.unsupported(keys.source, f"arguments.{name}", note)
+            yield below.unless(name, (), note)
             message = f"`{name}` is an argument of no class that the script parses"
             help = "remove it: the script's parser refuses it, or does not read it"
-            keys.ledger.diagnostics.append(Diagnostic(W1114, message, name, help, place))
+            yield keys.warn(Diagnostic(W1114, message, name, help, place))
         else:
-            below.same(name, note=note)
+            yield below.same(name, note=note)
 
 
 def _sft(content: Any) -> tuple[str, dict[str, str], str]:
@@ -410,7 +411,7 @@ CHATML = ["<|im_start|>", "<|im_end|>"]
 """The tokens of setup_chat_format."""
 
 
-def _set_up(keys: Keys, form: str, named: Named | None) -> bool:
+def _set_up(keys: Keys, form: str, named: Named | None) -> Rule[bool]:
     """Record TRL's setup_chat_format, which writes ChatML, and return whether the run has its template."""
     key, model = "setup_chat_format", named.model if named else None
     if not keys.given(key):
@@ -418,47 +419,49 @@ def _set_up(keys: Keys, form: str, named: Named | None) -> bool:
     if keys.value(key) == WITHOUT and (model is None or model.chat is not False):
         note = "the tokenizer has a template, so that the script does not call it"
         if model is None:
-            keys.say(key, {}, "recipec does not know whether the tokenizer has a template, and uses its own")
-        keys.same(key, note=note)
+            yield keys.say(
+                key, {}, "recipec does not know whether the tokenizer has a template, and uses its own"
+            )
+        yield keys.same(key, note=note)
         return False
     note = "its two tokens are tokens of the model"
     sets: dict[str, Any] = {}
     if model is None or templates.missing_end(CHATML[1], model, ()):
         if keys.given("add_tokens"):
-            keys.learned(key, (None,), "recipec does not add its tokens to those of add_tokens")
+            yield keys.learned(key, (None,), "recipec does not add its tokens to those of add_tokens")
             return False
         rows = common.grown(keys, len(CHATML))
         sets = {"model.add_tokens": dict.fromkeys(CHATML), **({"model.vocab_size": rows} if rows else {})}
         note = "its two tokens are added; adapters train their rows only with lora.train_also"
     if form != "text":
         sets["data.chat_template"] = templates.of("axolotl", "chatml", model).sets["data.chat_template"]
-    keys.same(key, sets, note)
+    yield keys.same(key, sets, note)
     return form != "text"
 
 
-def say_template(keys: Keys, form: str, named: Named | None) -> None:
+def say_template(keys: Keys, form: str, named: Named | None) -> Says:
     """Record the chat template that the script gives its tokenizer."""
-    if _set_up(keys, form, named):
-        keys.same("chat_template", note="setup_chat_format replaces it")
+    if (yield from _set_up(keys, form, named)):
+        yield keys.same("chat_template", note="setup_chat_format replaces it")
         return
     given = keys.text("chat_template")
     model = named.model if named else None
     if given is None or form != "chat":
-        keys.same("chat_template", note="the rows are text, to which no template applies")
+        yield keys.same("chat_template", note="the rows are text, to which no template applies")
         if form == "chat" and model is not None:
-            templates.say_own(keys.ledger, model)
+            yield from templates.say_own(keys, model)
     elif "{%" in given or "{{" in given:
-        keys.say("chat_template", {"data.chat_template": given})
+        yield keys.say("chat_template", {"data.chat_template": given})
     else:
         made = templates.unsloth(given, model)
         mark = templates.missing_end(made.ends, model, keys.ledger.value("model.add_tokens") or ())
         if mark and model is not None:
             message = templates.spelled(mark, model, "Unsloth")
             help = f"add it in the script: tokenizer.add_tokens(['{mark}']); or --set chat_template=null"
-            keys.refuse("chat_template", E1180, message, help)
+            yield keys.refuse("chat_template", E1180, message, help)
         elif made.known:
-            keys.say("chat_template", made.sets, made.note)
+            yield keys.say("chat_template", made.sets, made.note)
         else:
             message = templates.unknown("Unsloth's template", given, made)
             help = "write it out as Jinja: --set 'chat_template={{ ... }}', or null for the model's own"
-            keys.refuse("chat_template", E1147, message, help)
+            yield keys.refuse("chat_template", E1147, message, help)

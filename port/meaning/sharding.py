@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import REASONS, Keys, as_number, notes, table, words
 from recipec.port.ledger import Ledger
 from recipec.port.source import Source, join
@@ -19,11 +20,11 @@ MESH = REASONS["mesh"]
 UNSAID = "the files do not give the number of GPUs of the run: {}; --devices N sets another number"
 
 
-def assumed(ledger: Ledger, launch: Launch, rows: Mapping[str, Any]) -> None:
+def assumed(keys: Keys, launch: Launch, rows: Mapping[str, Any]) -> Says:
     """Record the number of GPUs of a run whose files do not say it."""
-    count = devices(ledger, launch)
+    count = devices(keys.ledger, launch)
     group = f"recipec assumes {count}, which share each row" if count > 1 else "recipec assumes one"
-    ledger.defaulted("--devices", count, rows, UNSAID.format(group))
+    yield keys.defaulted("--devices", count, rows, UNSAID.format(group))
 
 
 def sharing(size: int) -> str:
@@ -92,17 +93,17 @@ def devices(ledger: Ledger, launch: Launch) -> int:
     return ledger.devices or launch.processes or launch.shared
 
 
-def ray(keys: Keys, launch: Launch) -> Launch:
+def ray(keys: Keys, launch: Launch) -> Rule[Launch]:
     """Record `ray_num_workers`: Ray starts this many processes, each with one GPU."""
     count = keys.integer("ray_num_workers") if keys.given("ray_num_workers") else None
     if count is None or count < 1 or (keys.stands("use_ray") and not keys.flag("use_ray")):
-        keys.same("ray_num_workers", note=REASONS["launch"])
+        yield keys.same("ray_num_workers", note=REASONS["launch"])
         return launch
-    keys.same("ray_num_workers", note=f"{count} processes, which multiply the rows of a step")
+    yield keys.same("ray_num_workers", note=f"{count} processes, which multiply the rows of a step")
     return replace(launch, processes=count)
 
 
-def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | None = None) -> Launch:
+def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | None = None) -> Rule[Launch]:
     """Record every key of accelerate's file (`accelerate launch --config_file`)."""
     keys = Keys(ledger, source, "accelerate", {"num_machines": 1, "mixed_precision": "no"})
     kind = str(keys.value("distributed_type") or "NO").upper()
@@ -110,29 +111,29 @@ def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | Non
     launch = Launch(1 if single else None, fsdp=kind == "FSDP", deepspeed=kind == "DEEPSPEED")
     if kind in ("MEGATRON_LM", "XLA", "TPU"):
         note = f"{kind} is another trainer; recipec reads batches as in data parallelism"
-        keys.unless("distributed_type", (), note)
-    keys.same("distributed_type", note=MESH)
+        yield keys.unless("distributed_type", (), note)
+    yield keys.same("distributed_type", note=MESH)
     if keys.given("num_processes") and (count := keys.integer("num_processes")) is not None:
         if count < 1:
-            keys.same("num_processes", note="the launcher's own number: give it with --devices")
+            yield keys.same("num_processes", note="the launcher's own number: give it with --devices")
         elif single:
-            keys.same("num_processes", note="one process: distributed_type is NO")
+            yield keys.same("num_processes", note="one process: distributed_type is NO")
         else:
             launch = replace(launch, processes=count)
-            keys.same("num_processes", note=f"{count} processes, which multiply the rows of a step")
-    keys.same("num_processes", note="the launcher's own number: give it with --devices")
+            yield keys.same("num_processes", note=f"{count} processes, which multiply the rows of a step")
+    yield keys.same("num_processes", note="the launcher's own number: give it with --devices")
     launch = replace(launch, mixed_precision=keys.text("mixed_precision"))
-    keys.same("mixed_precision", note="the trainer's own bf16 and fp16 override it")
-    launch = replace(launch, remat=fsdp(keys.below("fsdp_config")))
-    launch = replace(launch, shared=parallelism(keys.below("parallelism_config")))
+    yield keys.same("mixed_precision", note="the trainer's own bf16 and fp16 override it")
+    launch = replace(launch, remat=(yield from fsdp(keys.below("fsdp_config"))))
+    launch = replace(launch, shared=(yield from parallelism(keys.below("parallelism_config"))))
     section = keys.below("deepspeed_config")
     if keys.given("deepspeed_config"):
-        made = deepspeed(section, expected or {})
+        made = yield from deepspeed(section, expected or {})
         launch = replace(launch, shared=launch.shared * made.shared)
     for name in ("fp8_config", "megatron_lm_config"):
         if keys.mapping(name):
-            keys.unless(name, (), "it changes the arithmetic or the trainer, and has no counterpart")
-    keys.follow(_CLUSTER)
+            yield keys.unless(name, (), "it changes the arithmetic or the trainer, and has no counterpart")
+    yield from keys.follow(_CLUSTER)
     return launch
 
 
@@ -153,16 +154,18 @@ launch compute_environment debug use_cpu machine_rank gpu_ids main_process_ip ma
 """)
 
 
-def fsdp(keys: Keys) -> bool:
+def fsdp(keys: Keys) -> Rule[bool]:
     """Record the keys of an `fsdp_config`, with or without the prefix fsdp_."""
     remat = False
-    for name in _names(keys):
+    for name in (yield from _names(keys)):
         bare = name.removeprefix("fsdp_")
         if bare in ("activation_checkpointing", "xla_fsdp_grad_ckpt"):
             remat = remat or keys.flag(name)
-            keys.same(name, {"remat.policy": "decoder"} if keys.flag(name) else None, "the same numbers")
+            yield keys.same(
+                name, {"remat.policy": "decoder"} if keys.flag(name) else None, "the same numbers"
+            )
         elif bare in _FSDP:
-            keys.same(name, note=_FSDP[bare])
+            yield keys.same(name, note=_FSDP[bare])
     return remat
 
 
@@ -177,19 +180,19 @@ exact mixed_precision_policy: model.dtype sets the precision
 """)
 
 
-def parallelism(keys: Keys) -> int:
+def parallelism(keys: Keys) -> Rule[int]:
     """Record the keys of a `parallelism_config`, with or without accelerate's prefix."""
     shared = 1
-    for name in _names(keys):
+    for name in (yield from _names(keys)):
         bare = str(name).removeprefix("parallelism_config_")
         if bare in ("tp_size", "cp_size", "sp_size"):
             size = keys.integer(name) or 1
             shared *= max(size, 1)
-            keys.same(name, note=sharing(size))
+            yield keys.same(name, note=sharing(size))
         elif bare in ("dp_replicate_size", "dp_shard_size"):
-            keys.same(name, note=MESH)
+            yield keys.same(name, note=MESH)
         elif bare.startswith(("cp_", "sp_")):
-            keys.same(name, note=REASONS["speed"])
+            yield keys.same(name, note=REASONS["speed"])
     return shared
 
 
@@ -218,7 +221,7 @@ exact data_types: recipec accumulates gradients in float32
 """)
 
 
-def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> DeepSpeed:
+def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> Rule[DeepSpeed]:
     """Record the keys of a DeepSpeed configuration, or of accelerate's deepspeed_config."""
     found = keys.source.get(keys.prefix.rstrip(".")) if keys.prefix else keys.source.data
     optimizer = scheduler = None
@@ -226,30 +229,32 @@ def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> DeepSpeed:
     for leaf in _leaves(found):
         first = leaf.partition(".")[0]
         if leaf in _FROM_TRAINER:
-            _agree(keys, leaf, expected)
+            yield from _agree(keys, leaf, expected)
         elif leaf in ("optimizer.type", "scheduler.type"):
             name = keys.text(leaf)
             optimizer, scheduler = (name, scheduler) if first == "optimizer" else (optimizer, name)
-            keys.same(leaf, note=f"it replaces the trainer's {first}")
+            yield keys.same(leaf, note=f"it replaces the trainer's {first}")
         elif leaf in ("tensor_parallel.autotp_size", "sequence_parallel_size"):
             size = keys.integer(leaf) or 1
             shared *= max(size, 1)
-            keys.same(leaf, note=sharing(size))
+            yield keys.same(leaf, note=sharing(size))
         elif first in _DEEPSPEED:
-            keys.same(leaf, note=_DEEPSPEED[first])
+            yield keys.same(leaf, note=_DEEPSPEED[first])
         elif first in ("data_efficiency", "compression_training", "elasticity", "curriculum_learning"):
-            keys.unless(leaf, (False,), f"{first} has no counterpart: recipec trains on all rows equally")
+            yield keys.unless(
+                leaf, (False,), f"{first} has no counterpart: recipec trains on all rows equally"
+            )
     return DeepSpeed(optimizer, scheduler, shared)
 
 
-def _names(keys: Keys) -> list[str]:
+def _names(keys: Keys) -> Rule[list[str]]:
     """Return the keys of a section. Record the section itself if it is empty or a file name."""
     path = keys.prefix.rstrip(".")
     found = keys.source.get(path)
     if isinstance(found, dict) and found:
         return [str(name) for name in found]
     if keys.source.has(path):
-        keys.ledger.exact(keys.source, path, note=MESH)
+        yield Keys(keys.ledger, keys.source, keys.tool).same(path, note=MESH)
     return []
 
 
@@ -261,17 +266,17 @@ E1161 = Code(
 )
 
 
-def _agree(keys: Keys, leaf: str, expected: Mapping[str, Any]) -> None:
+def _agree(keys: Keys, leaf: str, expected: Mapping[str, Any]) -> Says:
     value = keys.source.get(keys.prefix + leaf)
     wanted = expected.get(leaf)
     same = value == wanted or (as_number(value) is not None and as_number(value) == as_number(wanted))
     if value in ("auto", None) or leaf not in expected or same:
         note = "auto: the trainer's own" if value == "auto" else "the same as the trainer's own"
-        keys.same(leaf, note=note)
+        yield keys.same(leaf, note=note)
         return
     stops = "the Trainer stops at that"
     message = f"DeepSpeed's {leaf} is {value}, and the trainer's own is {wanted}: {stops}"
-    keys.refuse(leaf, E1161, message, f"{leaf.rpartition('.')[2]}: auto")
+    yield keys.refuse(leaf, E1161, message, f"{leaf.rpartition('.')[2]}: auto")
 
 
 def _leaves(node: Any, path: str = "") -> list[str]:

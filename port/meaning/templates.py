@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recipec.compiler.catalog import Model
-from recipec.port.ledger import Ledger
+from recipec.port.engine import Says
+from recipec.port.keys import Keys
 from recipec.port.meaning.models import chat_sibling
 from recipec.port.names import known, tokenizer_of, written_by
 
@@ -177,11 +178,11 @@ def own(model: Model | None) -> Template:
     )
 
 
-def say_own(ledger: Ledger, model: Model) -> None:
+def say_own(keys: Keys, model: Model) -> Says:
     """Set the values of `own`."""
     found = own(model)
     for path, value in found.sets.items():
-        ledger.set(path, value, found.note)
+        yield keys.sets(path, value, found.note)
 
 
 def axolotl(name: str, model: Model | None, jinja: str | None = None) -> Template:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys, table
 from recipec.port.meaning import models, sharding, training
 from recipec.port.meaning.sharding import DeepSpeed, Launch
@@ -64,26 +65,26 @@ def dtype_of(keys: Keys, key: str) -> str:
     return keys.choice(key, ("auto", "bfloat16", "float16", "float32")) or "float32"
 
 
-def say_run(keys: Keys, run: Run, launch: Launch, taken: DeepSpeed, dtype: str) -> None:
+def say_run(keys: Keys, run: Run, launch: Launch, taken: DeepSpeed, dtype: str) -> Says:
     """Record batch, length, optimizer, schedule, precision and order."""
-    batch(keys, launch)
-    length(keys)
-    optimizer(keys, run, taken)
-    schedule(keys, run, taken)
+    yield from batch(keys, launch)
+    yield from length(keys)
+    yield from optimizer(keys, run, taken)
+    yield from schedule(keys, run, taken)
     if dtype == "auto":
         dtype = models.stored(keys.ledger.value("model.id"), keys.source.path.parent)
-    precision(keys, run, launch, dtype)
-    order(keys)
+    yield from precision(keys, run, launch, dtype)
+    yield from order(keys)
 
 
-def launched(keys: Keys) -> Launch:
+def launched(keys: Keys) -> Rule[Launch]:
     """Return how the run was started according to accelerate's file, if there is one."""
     file = keys.ledger.sources.others.get("accelerate")
     expected = for_deepspeed(keys, keys.ledger.devices or 1)
-    return sharding.accelerate(keys.ledger, file, expected) if file is not None else Launch()
+    return (yield from sharding.accelerate(keys.ledger, file, expected)) if file is not None else Launch()
 
 
-def placement(keys: Keys, launch: Launch) -> tuple[Launch, DeepSpeed]:
+def placement(keys: Keys, launch: Launch) -> Rule[tuple[Launch, DeepSpeed]]:
     """Record `fsdp`, `fsdp_config`, `parallelism_config` and `deepspeed`, and DeepSpeed's own file.
 
     Returns:
@@ -91,27 +92,27 @@ def placement(keys: Keys, launch: Launch) -> tuple[Launch, DeepSpeed]:
     """
     ledger, expected = keys.ledger, for_deepspeed(keys, sharding.devices(keys.ledger, launch))
     taken = DeepSpeed()
-    keys.same("fsdp", note=sharding.MESH)
-    remat = sharding.fsdp(keys.below("fsdp_config")) or launch.remat
-    shared = launch.shared * sharding.parallelism(keys.below("parallelism_config"))
+    yield keys.same("fsdp", note=sharding.MESH)
+    remat = (yield from sharding.fsdp(keys.below("fsdp_config"))) or launch.remat
+    shared = launch.shared * (yield from sharding.parallelism(keys.below("parallelism_config")))
     inner = keys.value("deepspeed")
     launch = launch.with_(keys.value("fsdp"), inner or "deepspeed" in ledger.sources.others)
     if isinstance(inner, dict) and inner:
-        taken = sharding.deepspeed(keys.below("deepspeed"), expected)
+        taken = yield from sharding.deepspeed(keys.below("deepspeed"), expected)
     elif not inner:
-        keys.same("deepspeed", note="off")
+        yield keys.same("deepspeed", note="off")
     else:
         file = ledger.sources.others.get("deepspeed")
         if file is None:
-            keys.same("deepspeed", note=f"not among the files; recipec assumes auto; {sharding.MESH}")
+            yield keys.same("deepspeed", note=f"not among the files; recipec assumes auto; {sharding.MESH}")
         else:
-            keys.same("deepspeed", note=f"read from {file.file}")
+            yield keys.same("deepspeed", note=f"read from {file.file}")
     if (file := ledger.sources.others.get("deepspeed")) is not None:
-        taken = sharding.deepspeed(Keys(ledger, file, "DeepSpeed"), expected)
+        taken = yield from sharding.deepspeed(Keys(ledger, file, "DeepSpeed"), expected)
     return replace(launch, shared=shared * taken.shared, remat=remat), taken
 
 
-def batch(keys: Keys, launch: Launch) -> None:
+def batch(keys: Keys, launch: Launch) -> Says:
     """Record the rows of a step: rows per device x accumulation x data-parallel devices."""
     per_device = keys.integer("per_device_train_batch_size") or 1
     accumulation = keys.integer("gradient_accumulation_steps") or 1
@@ -120,39 +121,39 @@ def batch(keys: Keys, launch: Launch) -> None:
     inner = isinstance(found, dict) and found.get("split_batches") is True
     split = keys.flag("split_batches") if keys.given("split_batches") else inner
     key = "per_device_train_batch_size"
-    made = training.say_groups(keys, key, per_device, accumulation, processes, launch.shared)
+    made = yield from training.say_groups(keys, key, per_device, accumulation, processes, launch.shared)
     if split:
         made = training.Batch(max(per_device // made.data_parallel, 1), accumulation, made.data_parallel)
         for key in ("split_batches", "accelerator_config"):
-            keys.same(key, note="split_batches: the batch size is of all devices together")
-    keys.same("split_batches", note="off")
-    keys.say("per_device_train_batch_size", {"train.micro_batch_size": made.per_device})
+            yield keys.same(key, note="split_batches: the batch size is of all devices together")
+    yield keys.same("split_batches", note="off")
+    yield keys.say("per_device_train_batch_size", {"train.micro_batch_size": made.per_device})
     rows = {"train.global_batch_size": made.rows}
-    keys.same("gradient_accumulation_steps", rows, f"{made.rows} rows per step: {made}")
-    keys.ledger.set("train.global_batch_size", made.rows)
+    yield keys.same("gradient_accumulation_steps", rows, f"{made.rows} rows per step: {made}")
+    yield keys.sets("train.global_batch_size", made.rows)
     given = keys.value("average_tokens_across_devices") is not None
     tokens = keys.flag("average_tokens_across_devices") if given else True
-    keys.ledger.set("train.loss_normalization", "tokens", "")
+    yield keys.sets("train.loss_normalization", "tokens", "")
     if tokens or made.data_parallel == 1:
-        keys.same(
+        yield keys.same(
             "average_tokens_across_devices", note="the mean is over all tokens of a step, as in recipec"
         )
     note = "recipec takes the mean over the tokens of all devices, not of each device"
-    keys.say("average_tokens_across_devices", {}, note)
+    yield keys.say("average_tokens_across_devices", {}, note)
 
 
-def length(keys: Keys) -> None:
+def length(keys: Keys) -> Says:
     """Record `max_steps`, or else `num_train_epochs`."""
     steps = keys.integer("max_steps")
     epochs = keys.number("num_train_epochs")
     if steps is not None and steps > 0:
-        keys.say("max_steps", {"train.steps": steps})
-        keys.same("num_train_epochs", note="max_steps sets the length of the run")
+        yield keys.say("max_steps", {"train.steps": steps})
+        yield keys.same("num_train_epochs", note="max_steps sets the length of the run")
         return
-    keys.same("max_steps", note="not above zero: the epochs set the length of the run")
+    yield keys.same("max_steps", note="not above zero: the epochs set the length of the run")
     if epochs is None or epochs <= 0:
         message = f"num_train_epochs is {epochs}, which is not above 0"
-        keys.refuse("num_train_epochs", E1160, message, "num_train_epochs: 1")
+        yield keys.refuse("num_train_epochs", E1160, message, "num_train_epochs: 1")
         return
     whole = math.ceil(epochs)
     note = (
@@ -160,63 +161,69 @@ def length(keys: Keys) -> None:
         if whole == epochs
         else f"recipec runs whole epochs, not {epochs}: set train.steps for a part of one"
     )
-    keys.say("num_train_epochs", {"train.epochs": whole}, note)
+    yield keys.say("num_train_epochs", {"train.epochs": whole}, note)
 
 
-def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
+def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> Says:
     """Record the optimizer, its hyperparameters and gradient clipping."""
     name = taken.optimizer or str(keys.value(run.optim) or "adamw_torch_fused")
     found = training.optimizer_of(name)
     if run.muon and not taken.optimizer:
         found = training.MUON
-        keys.say(run.muon, {"train.optimizer.name": found.name})
-        keys.same(run.optim, note=f"{run.muon} selects another optimizer")
+        yield keys.say(run.muon, {"train.optimizer.name": found.name})
+        yield keys.same(run.optim, note=f"{run.muon} selects another optimizer")
     if found.same and taken.optimizer and keys.given(run.optim):
-        keys.same(run.optim, {"train.optimizer.name": found.name}, "DeepSpeed's optimizer applies instead")
-    keys.unless("adafactor", (False,), "an older name of optim; the value of optim applies")
-    training.say_optimizer(keys, run.optim, name, found, "adamw_torch")
-    keys.say("learning_rate", {"train.optimizer.learning_rate": run.learning_rate})
+        yield keys.same(
+            run.optim, {"train.optimizer.name": found.name}, "DeepSpeed's optimizer applies instead"
+        )
+    yield keys.unless("adafactor", (False,), "an older name of optim; the value of optim applies")
+    yield from training.say_optimizer(keys, run.optim, name, found, "adamw_torch")
+    yield keys.say("learning_rate", {"train.optimizer.learning_rate": run.learning_rate})
     decay = keys.number("weight_decay") or 0.0
     note = DECAYED if decay and not run.lora and found.name != "muon" else ""
-    keys.say("weight_decay", {"train.optimizer.weight_decay": decay}, note)
-    given = _arguments(keys)
+    yield keys.say("weight_decay", {"train.optimizer.weight_decay": decay}, note)
+    given = yield from _arguments(keys)
     if found.name in ("adamw", "lion", "muon"):
         betas = (keys.number("adam_beta1"), keys.number("adam_beta2"))
-        keys.say("adam_beta1", {"train.optimizer.b1": betas[0]})
-        keys.say("adam_beta2", {"train.optimizer.b2": betas[1]})
+        yield keys.say("adam_beta1", {"train.optimizer.b1": betas[0]})
+        yield keys.say("adam_beta2", {"train.optimizer.b2": betas[1]})
     if found.name in ("adamw", "muon"):
-        keys.say("adam_epsilon", {"train.optimizer.eps": keys.number("adam_epsilon")})
-    keys.passive(("adam_beta1", "adam_beta2", "adam_epsilon"), f"{found.name} does not have this setting")
+        yield keys.say("adam_epsilon", {"train.optimizer.eps": keys.number("adam_epsilon")})
+    yield from keys.passive(
+        ("adam_beta1", "adam_beta2", "adam_epsilon"), f"{found.name} does not have this setting"
+    )
     if found.name == "rmsprop":
-        say_rmsprop(keys, given)
+        yield from say_rmsprop(keys, given)
     if found.name == "sgd" and given.get("momentum"):
-        keys.same("optim_args", {"train.optimizer.momentum": float(given["momentum"])})
+        yield keys.same("optim_args", {"train.optimizer.momentum": float(given["momentum"])})
     note = (
         f"{name} does not read them" if found.name in ("adamw", "muon") else "the same as recipec's defaults"
     )
-    keys.same("optim_args", note=note)
+    yield keys.same("optim_args", note=note)
     unset = keys.stands("max_grad_norm") and not keys.given("max_grad_norm")
     norm = None if unset else keys.number("max_grad_norm")
-    keys.say("max_grad_norm", {"train.optimizer.max_grad_norm": norm or None})
+    yield keys.say("max_grad_norm", {"train.optimizer.max_grad_norm": norm or None})
 
 
-def say_rmsprop(keys: Keys, given: Mapping[str, str]) -> None:
+def say_rmsprop(keys: Keys, given: Mapping[str, str]) -> Says:
     """Record the arguments of rmsprop, which are in `optim_args` alone."""
     try:
-        keys.default("optim_args", "alpha=0.99, eps=1e-8", training.of_rmsprop(given), "PyTorch's defaults")
+        yield keys.default(
+            "optim_args", "alpha=0.99, eps=1e-8", training.of_rmsprop(given), "PyTorch's defaults"
+        )
     except ValueError as error:
-        keys.refuse("optim_args", E1160, f"optim_args: {error}", 'optim_args: "alpha=0.99"')
+        yield keys.refuse("optim_args", E1160, f"optim_args: {error}", 'optim_args: "alpha=0.99"')
 
 
-def _arguments(keys: Keys) -> dict[str, str]:
+def _arguments(keys: Keys) -> Rule[dict[str, str]]:
     try:
         return training.arguments(keys.value("optim_args"))
     except ValueError as error:
-        keys.refuse("optim_args", E1160, f"optim_args: {error}", 'optim_args: "momentum=0.9"')
+        yield keys.refuse("optim_args", E1160, f"optim_args: {error}", 'optim_args: "momentum=0.9"')
         return {}
 
 
-def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> None:
+def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> Says:
     """Record the schedule and its warm-up."""
     name, note = str(keys.value("lr_scheduler_type")), ""
     if taken.scheduler is not None:
@@ -224,28 +231,28 @@ def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     made = training.schedule_of(name, keys.mapping("lr_scheduler_kwargs"), run.learning_rate)
     if made.name is None:
         help = "lr_scheduler_type: cosine"
-        keys.refuse("lr_scheduler_type", E1163, f"recipec has no schedule {name}", help)
+        yield keys.refuse("lr_scheduler_type", E1163, f"recipec has no schedule {name}", help)
         made = training.Schedule("linear")
     sets: dict[str, Any] = {"train.schedule.name": made.name}
     if made.final_ratio:
         sets["train.schedule.final_ratio"] = made.final_ratio
-    keys.say("lr_scheduler_type", sets, made.note or note)
+    yield keys.say("lr_scheduler_type", sets, made.note or note)
     steps, ratio = keys.number("warmup_steps"), keys.number("warmup_ratio")
     if not made.warms_up:
-        keys.passive(("warmup_steps", "warmup_ratio"), f"{name} has no warm-up")
+        yield from keys.passive(("warmup_steps", "warmup_ratio"), f"{name} has no warm-up")
         return
     found = training.warmup(steps, ratio)
     if ratio is None:
-        keys.same("warmup_ratio", note="null: warmup_steps applies")
+        yield keys.same("warmup_ratio", note="null: warmup_steps applies")
     if ratio is not None:
-        keys.say("warmup_ratio", found.sets(), found.note)
-        keys.same("warmup_steps", note="warmup_ratio overrides it")
-    elif found.sets():
-        keys.say("warmup_steps", found.sets(), found.note)
+        yield keys.say("warmup_ratio", found.values(), found.note)
+        yield keys.same("warmup_steps", note="warmup_ratio overrides it")
+    elif found.values():
+        yield keys.say("warmup_steps", found.values(), found.note)
     else:
-        keys.same("warmup_steps", note="no warm-up, as in recipec")
+        yield keys.same("warmup_steps", note="no warm-up, as in recipec")
         if not keys.stands("warmup_steps"):
-            keys.say("warmup_steps", {"train.schedule.warmup_steps": 0})
+            yield keys.say("warmup_steps", {"train.schedule.warmup_steps": 0})
 
 
 _LOGARITHMIC = "DeepSpeed's warm-up rises with the logarithm of the step; recipec's is linear"
@@ -259,7 +266,7 @@ _DEEPSPEED_SCHEDULES: Mapping[str, tuple[str, str]] = {
 }
 
 
-def precision(keys: Keys, run: Run, launch: Launch, dtype: str) -> None:
+def precision(keys: Keys, run: Run, launch: Launch, dtype: str) -> Says:
     """Record `bf16` and `fp16`, given the type that the weights are loaded in."""
     half = keys.flag("fp16")
     unset = keys.value("bf16") is None
@@ -274,85 +281,89 @@ def precision(keys: Keys, run: Run, launch: Launch, dtype: str) -> None:
         made, note = ("float32", "") if dtype == "float32" else ("bfloat16", "")
     sets = {"model.dtype": made}
     if half and keys.given("fp16"):
-        keys.say("fp16", sets, note)
+        yield keys.say("fp16", sets, note)
     elif keys.given("bf16") or unset:
         default = {"bf16": mixed}
         keys.defaults = {**keys.defaults, **default}
-        keys.say("bf16", sets, note)
-    keys.passive(("bf16", "fp16"), "model.dtype sets the precision")
-    keys.ledger.set("model.dtype", made, note)
+        yield keys.say("bf16", sets, note)
+    yield from keys.passive(("bf16", "fp16"), "model.dtype sets the precision")
+    yield keys.sets("model.dtype", made, note)
     if not run.lora and made == "bfloat16":
         held, why = launch.masters(dtype == "float32", mixed or half)
-        keys.ledger.set("train.optimizer.master_weights", held, why)
+        yield keys.sets("train.optimizer.master_weights", held, why)
 
 
-def order(keys: Keys) -> None:
+def order(keys: Keys) -> Says:
     """Record seeds and the order of the samples."""
     seed = keys.integer("seed") or 0
     shuffle = keys.integer("data_seed") if keys.given("data_seed") else seed
     sampling = keys.value("train_sampling_strategy") or "random"
     if keys.given("seed"):
-        keys.same("seed", {"train.seed": seed}, SEED)
+        yield keys.same("seed", {"train.seed": seed}, SEED)
     else:
-        keys.say("seed", {"train.seed": seed})
+        yield keys.say("seed", {"train.seed": seed})
     if sampling == "sequential":
-        keys.say("train_sampling_strategy", {"data.shuffle_seed": None})
-        keys.same("data_seed", note="the order is that of the sources")
+        yield keys.say("train_sampling_strategy", {"data.shuffle_seed": None})
+        yield keys.same("data_seed", note="the order is that of the sources")
         return
-    keys.ledger.set("data.shuffle_seed", shuffle)
-    keys.same("data_seed", {"data.shuffle_seed": shuffle} if keys.given("data_seed") else None, SEED)
+    yield keys.sets("data.shuffle_seed", shuffle)
+    yield keys.same("data_seed", {"data.shuffle_seed": shuffle} if keys.given("data_seed") else None, SEED)
     mixed = "recipec does not group samples of similar length: other batches"
     if sampling == "group_by_length":
-        keys.say("train_sampling_strategy", {}, mixed)
-    keys.same("train_sampling_strategy", note="shuffled again in each epoch, as in recipec")
+        yield keys.say("train_sampling_strategy", {}, mixed)
+    yield keys.same("train_sampling_strategy", note="shuffled again in each epoch, as in recipec")
     if keys.given("group_by_length") and keys.value("group_by_length"):
-        keys.say("group_by_length", {}, mixed)
-    keys.same("group_by_length", note="off")
+        yield keys.say("group_by_length", {}, mixed)
+    yield keys.same("group_by_length", note="off")
 
 
-def memory(keys: Keys, launch: Launch, key: str = "gradient_checkpointing") -> None:
+def memory(keys: Keys, launch: Launch, key: str = "gradient_checkpointing") -> Says:
     """Record rematerialization."""
     on = keys.flag(key) or launch.remat
-    keys.say(key, {"remat.policy": "decoder" if on else "none"})
+    yield keys.say(key, {"remat.policy": "decoder" if on else "none"})
 
 
-def bookkeeping(keys: Keys) -> None:
+def bookkeeping(keys: Keys) -> Says:
     """Record logs, checkpoints and evaluation, and all keys that do not affect any number."""
-    training.directory(keys, "output_dir")
-    training.hub(keys)
+    yield from training.directory(keys, "output_dir")
+    yield from training.hub(keys)
     every = keys.number("logging_steps")
     if keys.given("logging_steps") and every is not None and every >= 1:
-        keys.same("logging_steps", {"train.log.every": int(every)})
-    keys.same("logging_steps", note="how often a line is logged")
-    training.report_to(keys)
+        yield keys.same("logging_steps", {"train.log.every": int(every)})
+    yield keys.same("logging_steps", note="how often a line is logged")
+    yield from training.report_to(keys)
     strategy = str(keys.value("save_strategy") or "steps")
     if strategy != "steps":
-        keys.same("save_steps", note=f"save_strategy is {strategy}, which does not read it")
+        yield keys.same("save_steps", note=f"save_strategy is {strategy}, which does not read it")
     elif keys.given("save_steps"):
         every = keys.number("save_steps") or 0
         if every >= 1:
-            keys.same("save_steps", {"checkpoint.every_steps": int(every)})
-        keys.same("save_steps", note="the tool takes a share of the run; recipec takes a number of steps")
+            yield keys.same("save_steps", {"checkpoint.every_steps": int(every)})
+        yield keys.same(
+            "save_steps", note="the tool takes a share of the run; recipec takes a number of steps"
+        )
     if keys.given("save_total_limit") and (keep := keys.integer("save_total_limit")) and keep > 0:
-        keys.same("save_total_limit", {"checkpoint.keep": keep})
-    training.best(keys, "early_stopping_steps" if keys.stands("early_stopping_steps") else training.PATIENCE)
-    keys.follow(KEYS)
+        yield keys.same("save_total_limit", {"checkpoint.keep": keep})
+    yield from training.best(
+        keys, "early_stopping_steps" if keys.stands("early_stopping_steps") else training.PATIENCE
+    )
+    yield from keys.follow(KEYS)
 
 
-def evaluation(keys: Keys) -> bool:
+def evaluation(keys: Keys) -> Rule[bool]:
     """Record `eval_strategy` and `eval_steps`."""
     strategy = str(keys.value("eval_strategy") or "no")
     every = keys.number("eval_steps") or keys.number("logging_steps")
     if strategy == "steps" and every is not None and every >= 1:
         name = "eval_steps" if keys.given("eval_steps") else "logging_steps"
-        keys.ledger.set("train.eval_every", int(every))
-        keys.same(name, {"train.eval_every": int(every)})
+        yield keys.sets("train.eval_every", int(every))
+        yield keys.same(name, {"train.eval_every": int(every)})
     elif strategy != "no":
         name = "eval_steps" if strategy == "steps" and keys.given("eval_steps") else "eval_strategy"
-        keys.say(name, {"train.eval_every": training.EVERY}, training.EPOCH)
+        yield keys.say(name, {"train.eval_every": training.EVERY}, training.EPOCH)
     note = "no evaluation" if strategy == "no" else f"the run evaluates by {strategy}"
-    keys.same("eval_strategy", note=note)
-    keys.same("eval_steps", note="it affects how often the run evaluates")
+    yield keys.same("eval_strategy", note=note)
+    yield keys.same("eval_steps", note="it affects how often the run evaluates")
     return strategy != "no"
 
 

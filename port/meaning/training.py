@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recipec.compiler.wording import listing
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import TRUE, Keys, table
 from recipec.port.refusals import E1160, E1163
 from recipec.spec.codes import Code
@@ -58,14 +59,14 @@ E1162 = Code(
 
 def say_groups(
     keys: Keys, key: str, per_device: int, accumulation: int, processes: int, shared: int
-) -> Batch:
+) -> Rule[Batch]:
     """Return the rows of an optimizer step. It is an error if the GPUs do not divide into the groups."""
     try:
         return global_batch(per_device, accumulation, processes, shared)
     except ValueError:
         message = f"{processes} GPUs cannot be split into groups of {shared} that share their rows"
         help = f"give the number of GPUs of the run with --devices, a multiple of {shared}"
-        keys.refuse(key, E1162, message, help)
+        yield keys.refuse(key, E1162, message, help)
         return Batch(per_device, accumulation, processes)
 
 
@@ -163,13 +164,13 @@ def optimizer_of(name: str) -> Translation:
     )
 
 
-def say_optimizer(keys: Keys, key: str, name: str, found: Translation, help: str) -> None:
+def say_optimizer(keys: Keys, key: str, name: str, found: Translation, help: str) -> Says:
     """Record an optimizer. One with another update rule is an error."""
     sets = {"train.optimizer.name": found.name}
     if not found.same:
         message = f"the optimizer {name} has no counterpart: {found.note}"
-        keys.refuse(key, E1163, message, f"{key}: {help}")
-    keys.say(key, sets, found.note)
+        yield keys.refuse(key, E1163, message, f"{key}: {help}")
+    yield keys.say(key, sets, found.note)
 
 
 def arguments(text: str | Mapping[str, object] | None) -> dict[str, str]:
@@ -242,7 +243,7 @@ files fused foreach capturable differentiable is_paged block_wise bf16_stochasti
 """)
 
 
-def say_torch_optimizer(keys: Keys, name: str, where: Keys, key: str) -> None:
+def say_torch_optimizer(keys: Keys, name: str, where: Keys, key: str) -> Says:
     """Record an optimizer's class and its arguments."""
     found = optimizer_of(name)
     bare = name.rpartition(".")[2].lower().removeprefix("paged")
@@ -253,29 +254,29 @@ def say_torch_optimizer(keys: Keys, name: str, where: Keys, key: str) -> None:
     if begins == "adam" and decay == 0.0:
         found = ADAMW
     if begins == "fusedadam":
-        found = _fused(keys, found, decay)
-    say_optimizer(where, key, name, found, "torch.optim.AdamW")
-    keys.say("lr", {"train.optimizer.learning_rate": keys.number("lr")})
-    keys.say("weight_decay", {"train.optimizer.weight_decay": decay})
-    _betas(keys, found.name)
+        found = yield from _fused(keys, found, decay)
+    yield from say_optimizer(where, key, name, found, "torch.optim.AdamW")
+    yield keys.say("lr", {"train.optimizer.learning_rate": keys.number("lr")})
+    yield keys.say("weight_decay", {"train.optimizer.weight_decay": decay})
+    yield from _betas(keys, found.name)
     if found.name == "rmsprop":
-        keys.say("alpha", {"train.optimizer.b2": keys.number("alpha")})
+        yield keys.say("alpha", {"train.optimizer.b2": keys.number("alpha")})
     if found.name in ("adamw", "rmsprop"):
-        keys.say("eps", {"train.optimizer.eps": keys.number("eps")})
+        yield keys.say("eps", {"train.optimizer.eps": keys.number("eps")})
     if found.name in ("rmsprop", "sgd"):
-        keys.say("momentum", {"train.optimizer.momentum": keys.number("momentum") or 0.0})
+        yield keys.say("momentum", {"train.optimizer.momentum": keys.number("momentum") or 0.0})
     if found.name == "sgd":
-        keys.unless("nesterov", (False,), "recipec's momentum is not Nesterov's")
-        keys.unless("dampening", (0,), "recipec does not dampen the momentum")
-    keys.passive(("eps", "betas", "momentum"), f"{found.name} does not have this setting")
-    keys.follow(OF_OPTIMIZERS)
+        yield keys.unless("nesterov", (False,), "recipec's momentum is not Nesterov's")
+        yield keys.unless("dampening", (0,), "recipec does not dampen the momentum")
+    yield from keys.passive(("eps", "betas", "momentum"), f"{found.name} does not have this setting")
+    yield from keys.follow(OF_OPTIMIZERS)
 
 
-def _fused(keys: Keys, found: Translation, decay: float) -> Translation:
+def _fused(keys: Keys, found: Translation, decay: float) -> Rule[Translation]:
     """Return what Transformer Engine's FusedAdam is here, by the keys that the other classes do not have."""
     if keys.value("adam_w_mode") is False and decay:
         found = OPTIMIZERS["adam"]
-    keys.same("adam_w_mode", note="where weight decay applies")
+    yield keys.same("adam_w_mode", note="where weight decay applies")
     moments = ("exp_avg_dtype", "exp_avg_sq_dtype")
     kept = {str(keys.value(key) or "float32").rpartition(".")[2] for key in moments} - {"float32"}
     if kept:
@@ -284,11 +285,11 @@ def _fused(keys: Keys, found: Translation, decay: float) -> Translation:
             "same rule, more precise"
         )
         found = replace(found, note=f"{found.note}; {note}" if found.note else note)
-    keys.passive(moments, "the precision of the optimizer's state")
+    yield from keys.passive(moments, "the precision of the optimizer's state")
     return found
 
 
-def _betas(keys: Keys, name: str) -> None:
+def _betas(keys: Keys, name: str) -> Says:
     if name not in ("adamw", "lion"):
         return
     betas = keys.value("betas")
@@ -297,9 +298,9 @@ def _betas(keys: Keys, name: str) -> None:
     try:
         first, second = (float(beta) for beta in betas)
     except (TypeError, ValueError):
-        keys.refuse("betas", E1160, f"betas are {flow(betas)}, not two numbers", "betas: [0.9, 0.999]")
+        yield keys.refuse("betas", E1160, f"betas are {flow(betas)}, not two numbers", "betas: [0.9, 0.999]")
         return
-    keys.say("betas", {"train.optimizer.b1": first, "train.optimizer.b2": second})
+    yield keys.say("betas", {"train.optimizer.b1": first, "train.optimizer.b2": second})
 
 
 @dataclass(frozen=True)
@@ -333,7 +334,7 @@ class Warmup:
     ratio: float | None = None
     note: str = ""
 
-    def sets(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """Return the recipe's values; {} without a warm-up."""
         if self.ratio:
             return {"train.schedule.warmup_ratio": self.ratio}
@@ -432,18 +433,18 @@ BY_ENVIRONMENT = "transformers reads WANDB_PROJECT, or else uses `huggingface`, 
 """transformers' own rule, for a run whose environment variables are not among the files."""
 
 
-def directory(keys: Keys, key: str) -> None:
+def directory(keys: Keys, key: str) -> Says:
     """Record the folder for results. A folder in a bucket is also used for the checkpoints."""
     given = keys.source.get(keys.prefix + key, None)
     remote = isinstance(given, str) and given.startswith(("gs://", "gcs://"))
     if remote:
         place = "gs://" + str(given).partition("://")[2].rstrip("/")
-        keys.same(
+        yield keys.same(
             key,
             {"checkpoint.directory": place},
             "checkpoints go to this folder; merge.output names the folder of the merged weights",
         )
-    keys.same(key, note=FOLDER)
+    yield keys.same(key, note=FOLDER)
 
 
 EVERY = 100
@@ -456,7 +457,7 @@ SERVICES = (
 """transformers' external loggers: the name, the recipe's path, the default value, and the note."""
 
 
-def best(keys: Keys, patience: str = PATIENCE, also: Mapping[str, Any] | None = None) -> None:
+def best(keys: Keys, patience: str = PATIENCE, also: Mapping[str, Any] | None = None) -> Says:
     """Record what depends on evaluations: transformers' early stopping, and the best model."""
     evaluates = bool(keys.ledger.value("data.eval") or keys.ledger.value("data.eval_fraction"))
     metric = str(keys.value("metric_for_best_model") or "loss").removeprefix("eval_")
@@ -466,22 +467,22 @@ def best(keys: Keys, patience: str = PATIENCE, also: Mapping[str, Any] | None = 
     count = keys.integer(patience) if keys.given(patience) else None
     if count and not why:
         sets = {f"{STOPPING}.patience": count, **(also or {})}
-        keys.say(patience, sets, TAKEN if also else "")
+        yield keys.say(patience, sets, TAKEN if also else "")
         delta = keys.number("early_stopping_threshold") if keys.given("early_stopping_threshold") else None
-        keys.same("early_stopping_threshold", {f"{STOPPING}.min_delta": delta} if delta else None)
-    keys.unless(patience, OFF, f"recipec runs until the last step: {why}")
+        yield keys.same("early_stopping_threshold", {f"{STOPPING}.min_delta": delta} if delta else None)
+    yield keys.unless(patience, OFF, f"recipec runs until the last step: {why}")
     if keys.given("load_best_model_at_end") and keys.flag("load_best_model_at_end") and not why:
-        keys.say("load_best_model_at_end", {BEST: True}, TAKEN)
-    keys.unless("load_best_model_at_end", OFF, f"recipec keeps the last step's weights: {why}")
+        yield keys.say("load_best_model_at_end", {BEST: True}, TAKEN)
+    yield keys.unless("load_best_model_at_end", OFF, f"recipec keeps the last step's weights: {why}")
     for name in ("metric_for_best_model", "greater_is_better", "early_stopping_threshold"):
-        keys.same(
+        yield keys.same(
             name, note="the lowest evaluation loss" if not why else f"it has no effect in recipec: {why}"
         )
     if keys.given(patience):
-        keys.same("callbacks", note="early stopping is train.early_stopping")
+        yield keys.same("callbacks", note="early stopping is train.early_stopping")
 
 
-def report_to(keys: Keys) -> None:
+def report_to(keys: Keys) -> Says:
     """Record transformers' `report_to`: the loggers by name."""
     given = keys.value("report_to")
     names = given if isinstance(given, list) else [given]
@@ -490,10 +491,10 @@ def report_to(keys: Keys) -> None:
     made = [one for one in SERVICES if one[0] in names]
     if made:
         sets = {path: value for _, path, value, _ in made}
-        keys.say("report_to", sets, "; ".join([*(note for *_, note in made), *notes]))
+        yield keys.say("report_to", sets, "; ".join([*(note for *_, note in made), *notes]))
     elif lost:
-        keys.unless("report_to", (), notes[0])
-    keys.same("report_to", {"train.log.tensorboard": True} if "tensorboard" in names else None, "a log")
+        yield keys.unless("report_to", (), notes[0])
+    yield keys.same("report_to", {"train.log.tensorboard": True} if "tensorboard" in names else None, "a log")
 
 
 HUB = (
@@ -503,11 +504,11 @@ HUB = (
 """transformers' keys for uploads to the hub."""
 
 
-def hub(keys: Keys) -> None:
+def hub(keys: Keys) -> Says:
     """Record transformers' upload to the hub, with the keys that `push_to_hub` needs."""
     pushes = keys.flag("push_to_hub")
     for key in HUB:
         if pushes:
-            keys.unless(key, OFF, UPLOAD)
+            yield keys.unless(key, OFF, UPLOAD)
         else:
-            keys.same(key, note="it has no effect without push_to_hub" if keys.value(key) else "off")
+            yield keys.same(key, note="it has no effect without push_to_hub" if keys.value(key) else "off")

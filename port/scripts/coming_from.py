@@ -99,7 +99,7 @@ def ported(tool: str, run: Mapping[str, Any], key: str) -> tuple[list[Finding], 
             Sources(_source(tool, run, Path(folder)), {}), script="sft" if tool == "trl" else None
         )
         try:
-            dialects.load("trl" if tool == "unsloth" else tool).port(ledger)
+            engine.run(dialects.load("trl" if tool == "unsloth" else tool).rules(ledger))
         except Refused as stop:
             ledger.diagnostics.append(stop.diagnostic)
             span = ledger.sources.main.place("")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from recipec.port import dialects
+from recipec.port.engine import run
 from recipec.port.keys import keys_of, tools
 from recipec.port.ledger import Ledger
 from recipec.port.source import Source, Sources, parts
@@ -86,7 +87,7 @@ def port(dialect: str, content: dict[str, Any], **others: dict[str, Any]) -> Led
     script = next((name for name in SCRIPTS if set(content) <= {*keys_of("trl", name), *SHARED}), "sft")
     main = Source(Path("config.yaml"), "config.yaml", content)
     ledger = Ledger(Sources(main, files), script=script)
-    dialects.load(dialect).port(ledger)
+    run(dialects.load(dialect).rules(ledger))
     return ledger
 
 

@@ -17,6 +17,9 @@ from recipec.compiler.cli.main import app
 from recipec.compiler.plan import search as searching
 from recipec.compiler.plan.results import Point, Search
 from recipec.compiler.plan.search import SearchOptions
+from recipec.port.engine import Says
+from recipec.port.keys import Keys
+from recipec.port.ledger import Ledger
 from recipec.port.plan import best
 from recipec.spec.commented_recipe import HEAD
 from tests.port import fake
@@ -127,14 +130,15 @@ def test_wrong_use_exits_with_2() -> None:
 
 
 def test_convert_file_is_written_only_with_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = fake.port
+    plain = fake.rules
 
-    def port(ledger: object) -> None:
-        plain(ledger)  # type: ignore[arg-type]
-        ledger.set("data.transform", "convert.py:row")  # type: ignore[attr-defined]
-        ledger.files["convert.py"] = "def row(row):\n    return row\n"  # type: ignore[attr-defined]
+    def rules(ledger: Ledger) -> Says:
+        yield from plain(ledger)
+        keys = Keys(ledger, ledger.sources.main, fake.TITLE)
+        yield keys.sets("data.transform", "convert.py:row")
+        yield keys.file("convert.py", "def row(row):\n    return row\n")
 
-    monkeypatch.setattr(fake, "port", port)
+    monkeypatch.setattr(fake, "rules", rules)
     status, printed, errors = run(CONFIG)
     assert status == 0 and "warning[W1119]" in errors and "transform" in printed
     assert not (folder / "convert.py").exists()

@@ -10,6 +10,7 @@ import pytest
 
 from recipec.port.common import COMMON, say_common
 from recipec.port.dialects import KNOWN
+from recipec.port.engine import record, run
 from recipec.port.keys import REASONS, Keys, Row, table
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, losses, trainer, training
@@ -49,7 +50,7 @@ SHARED = {
 
 def followed(folder: Path, **given: Any) -> Ledger:
     ledger = Ledger(Sources(source(folder, "config.yaml", given)))
-    Keys(ledger, ledger.sources.main, "Faketune", {"g": 8}).follow(ROWS, off=(False,))
+    run(Keys(ledger, ledger.sources.main, "Faketune", {"g": 8}).follow(ROWS, off=(False,)))
     return ledger
 
 
@@ -95,10 +96,10 @@ def test_common_key_is_reported_only_if_tool_has_it_and_no_finding_exists(tmp_pa
     given = {"plot_loss": True, "debug": True, "disable_tqdm": True}
     made = Ledger(Sources(source(tmp_path, "config.yaml", given)))
     keys = Keys(made, made.sources.main, "LLaMA-Factory")
-    keys.unless("debug", (), "said")
-    say_common(keys, "llamafactory")
+    record(keys.unless("debug", (), "said"))
+    run(say_common(keys, "llamafactory"))
     assert finding(made, "plot_loss").note == REASONS["log"] and finding(made, "debug").note == "said"
-    say_common(Keys(made, made.sources.main, "litgpt"), "litgpt")
+    run(say_common(Keys(made, made.sources.main, "litgpt"), "litgpt"))
     assert finding(made, "plot_loss"), "litgpt has no such key, and says nothing of it"
 
 
