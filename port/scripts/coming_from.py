@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from recipec.port import dialects
+from recipec.port import dialects, engine
 from recipec.port.ledger import SEVERITY, Finding, Ledger, Verdict
 from recipec.port.python_source import RENAMED, read_script
 from recipec.port.read import read
