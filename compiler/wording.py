@@ -105,7 +105,7 @@ def anywhere(pattern: str) -> str:
 
 
 def split_layer(path: str) -> tuple[str, int | None]:
-    """Split a parameter's path into a pattern and its layer number: ("layers.{}.attn.q_einsum.w", 7)."""
+    """Split a parameter's path into a pattern and its layer number: ("layers.{}.attn.q_proj.w", 7)."""
     match = re.match(r"layers\.(\d+)\.", path)
     if match is None:
         return path, None

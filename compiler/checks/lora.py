@@ -202,7 +202,8 @@ def _fused_message(facts: Facts, target: str, fused: list[str], path: str) -> tu
     projections += [p for p in ("gate_proj", "up_proj", "down_proj") if p in target]
     lost = ""
     if facts.model is not None and "kv_einsum" in fused and "k_einsum" not in fused:
-        other = [one.layer for one in facts.lora_targets if one.weight.endswith(".k_einsum.w")]
+        a = facts.model.architecture
+        other = [i for i in range(a.num_layers) if a.keys_as_values(i)]
         if other:
             lost = (
                 f". In {plural(len(other), 'layer')} of {facts.model.title} ({ranges(other)}) the keys are "
@@ -359,13 +360,8 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     if facts.lora is None:
         return
     lora = facts.lora
-    named = {module for found in facts.hits.values() for _, module in found}
-    adapted = [
-        [module for module in one.modules if module in named]
-        for one in facts.lora_targets
-        if one.layer in (facts.layers or ())
-    ]
-    projections = list(dict.fromkeys(name.rpartition(".")[2] for names in adapted for name in names))
+    adapted = _adapted_modules(facts)
+    projections = list(dict.fromkeys(name.rpartition(".")[2] for name in adapted))
     for key, patterns in (("rank_pattern", section.rank_pattern), ("alpha_pattern", section.alpha_pattern)):
         earlier: dict[str, int] = {}
         for pattern in patterns:
@@ -381,7 +377,7 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                     at_key=True,
                 )
                 continue
-            own = [name for names in adapted for name in names if by_pattern({pattern: 1}, name, 0)]
+            own = [name for name in adapted if by_pattern({pattern: 1}, name, 0)]
             if own and all(by_pattern(earlier, name, 0) for name in own):
                 yield Diagnostic(
                     W0306,
@@ -403,7 +399,7 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                 )
     if section.kv != "shared":
         return
-    for names in adapted:
+    for names in _sharing(facts):
         if len({(lora.rank_of(name), lora.alpha_of(name)) for name in names}) > 1:
             yield Diagnostic(
                 E0314,
@@ -453,6 +449,21 @@ W0312 = Code(
 )
 
 
+def _adapted_modules(facts: Facts) -> list[str]:
+    """Return the projections that get an adapter."""
+    named = {module for found in facts.hits.values() for _, module in found}
+    sites = (one for one in facts.lora_targets if one.layer in (facts.layers or ()))
+    return [module for one in sites for module in one.modules if module in named]
+
+
+def _sharing(facts: Facts) -> list[tuple[str, str]]:
+    """Return the keys and values of each layer that would share one A."""
+    adapted = dict.fromkeys(_adapted_modules(facts))
+    values = (module for module in adapted if module.endswith(".v_proj"))
+    pairs = ((f"{module.removesuffix('v_proj')}k_proj", module) for module in values)
+    return [pair for pair in pairs if pair[0] in adapted]
+
+
 def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     if section.dtype == "bfloat16":
         yield Diagnostic(
@@ -462,13 +473,8 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             "lora.dtype",
             "dtype: float32",
         )
-    fused = [one for one in facts.lora_targets if one.fused and one.layer in (facts.layers or ())]
-    trained = [
-        one
-        for one in fused
-        if sum(any(matches(t, module) for t in section.targets) for module in one.modules) > 1
-    ]
-    if section.kv == "shared" and trained:
+    trained = _sharing(facts) if section.kv == "shared" else []
+    if trained:
         yield Diagnostic(
             N0309,
             f"key and value share one A in {plural(len(trained), 'layer')}, as in Qwix. This has fewer "

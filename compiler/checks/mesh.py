@@ -157,7 +157,7 @@ def _heads(facts: Facts) -> Iterator[Diagnostic]:
                 continue
             where = in_layers(architecture.layer_types, layers)
             has = f"{title} has {plural(count, noun)} in {where}"
-            if count == 1 and noun == "key/value head" and not _needs_split(facts, layers):
+            if count == 1 and noun == "key/value head":
                 yield Diagnostic(
                     N0215,
                     f"{has}: Tunix keeps a full copy on each of the {tp} devices of tp",
@@ -389,9 +389,3 @@ def _by_count(architecture: Architecture, of: str) -> dict[int, list[int]]:
         if kind != NONE:
             out.setdefault(getattr(architecture, of)(layer), []).append(layer)
     return out
-
-
-def _needs_split(facts: Facts, layers: list[int]) -> bool:
-    """Return whether a weight with one key/value head is still sharded over tp by its spec."""
-    names = tuple(f"layers.{layer}.attn.{name}.w" for layer in layers for name in ("k_einsum", "qkv_einsum"))
-    return any(p.path in names and "tp" in p.spec for p in facts.ruled)

@@ -11,6 +11,7 @@ from recipec.compiler.lowering.divided import Indivisible, indivisible
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.hardware import arranged
 from recipec.compiler.wording import anywhere, divisors, grouped, listing, split_layer
+from recipec.runtime.checkpoints.older_names import mentioned
 from recipec.runtime.model.adapters import placed
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import TOKENS, axes_of
@@ -21,7 +22,7 @@ from recipec.spec.diagnostics import Diagnostic
 NAMED = 3
 """The number of kinds of parameters that a message names; further ones are counted."""
 
-ATTENTION = ("q_einsum", "k_einsum", "kv_einsum", "qkv_einsum", "attn_vec_einsum")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
 """Weights that tp splits by heads: the mesh's check reports those."""
 
 
@@ -242,6 +243,12 @@ def _names(paths: list[str]) -> str:
 
 
 def _near(facts: Facts, match: str) -> str:
+    for before, after in mentioned(match):
+        renamed = re.sub(rf"(?<![a-z_]){before}(?![a-z_])", after, match)
+        return (
+            f"match: {renamed}, because {before} is version 0.2's name of {after}, and its dimensions may be "
+            "in another order"
+        )
     inside = [p.path for p in facts.defaults if re.search(match, p.path)]
     if inside:
         return f"match: {anywhere(match)}, because it must match a whole path such as {inside[0]}"

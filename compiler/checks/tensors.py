@@ -47,20 +47,11 @@ E0814 = Code(
     cure="Use another revision or another checkpoint. config.json and the weights must belong together.",
 )
 
-E0817 = Code(
-    "E0817",
-    "output head that is not supported",
-    cause="The checkpoint has a separate output head, but the family's model uses the embedding as "
-    "output head.",
-    cure="Use a checkpoint without a separate output head, as published.",
-)
-
 CODES = {
     Kind.MISSING: E0811,
     Kind.SHAPE: E0812,
     Kind.TYPE: E0813,
     Kind.LAYER: E0814,
-    Kind.HEAD: E0817,
 }
 
 WHOLE = "download the whole checkpoint again"
@@ -176,5 +167,5 @@ def _said(model: Model, place: str, kind: Kind, found: list[Fault]) -> Diagnosti
     file = f" ({first.file})" if first.file else ""
     more = len(found) - 1
     others = f", and {plural(more, 'other')} too" if more else ""
-    ways = {Kind.TYPE: catalog.instead_of_quantized(model.id), Kind.HEAD: first.help}
-    return Diagnostic(CODES[kind], f"{place}: {first.text}{file}{others}", WHERE, ways.get(kind, OTHER))
+    help = catalog.instead_of_quantized(model.id) if kind is Kind.TYPE else OTHER
+    return Diagnostic(CODES[kind], f"{place}: {first.text}{file}{others}", WHERE, help)

@@ -16,7 +16,6 @@ from recipec.compiler import catalog
 from recipec.compiler.catalog.added import LOCK
 from recipec.compiler.explain.loss import additions, objective, rounding
 from recipec.compiler.lowering.libtpu import flags
-from recipec.compiler.lowering.program import trained_size
 from recipec.compiler.lowering.run_length import held_out, run_length, warmup_steps
 from recipec.compiler.lowering.settings import SETTINGS
 from recipec.compiler.lowering.sizes import BYTES, needs_master_weights
@@ -32,7 +31,7 @@ from recipec.compiler.wording import (
     table,
     which_layers,
 )
-from recipec.runtime.model.adapters import Adapter, Projection
+from recipec.runtime.model.adapters import Adapter, Projection, arrays_of
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import DATA, TOKENS, shards
 from recipec.runtime.training.objectives import OBJECTIVES
@@ -275,7 +274,7 @@ def _shardings(program: Program) -> list[str]:
     groups: dict[tuple[str, tuple[int, ...], Spec], list[str]] = {}
     arrays = [(p.path, p.shape, p.spec) for p in program.parameters]
     arrays += [(p.path, p.shape, p.spec) for p in program.token_rows]
-    arrays += [array for adapter in program.adapters for array in adapter.arrays]
+    arrays += [(path, shape, spec) for path, (shape, spec) in arrays_of(program.adapters).items()]
     for path, shape, spec in arrays:
         groups.setdefault((split_layer(path)[0], shape, spec), []).append(path)
     axes, rows = program.recipe.mesh.axes, []
@@ -306,15 +305,13 @@ def _lora(program: Program) -> list[str]:
     if lora is None:
         return []
     trained = program.trainable_parameters
-    arrays = sum(len(x.arrays) for x in program.adapters)
-    numbers = sum(math.prod(shape) for x in program.adapters for _, shape, _ in x.arrays)
-    held = numbers - sum(map(trained_size, program.adapters))
+    arrays = len(arrays_of(program.adapters))
     out = [
         f"{trained:,} trained parameters ({trained / program.base_parameters:.2%} of the base's) in "
         f"{arrays:,} arrays, {scales(program)}",
         f"LoRA reaches {program.reach}",
         f"adapters and optimizer state in {lora.dtype}: "
-        f"{3 * (trained + held) * BYTES[lora.dtype] / 2**30:.2f} GiB over all devices",
+        f"{3 * trained * BYTES[lora.dtype] / 2**30:.2f} GiB over all devices",
     ]
     if whole := [parameter for parameter in program.whole if parameter not in program.token_rows]:
         modules = dict.fromkeys(split_layer(source.module)[0] for p in whole for source in p.sources)
@@ -324,11 +321,6 @@ def _lora(program: Program) -> list[str]:
         count, tied = rows.shape[0], all(p.path != "lm_head.w" for p in program.parameters)
         head = "which the output head uses too" if tied else "not of the output head"
         out.append(f"of these {math.prod(rows.shape):,} are {plural(count, 'row')} of the embedding, {head}")
-    if held:
-        out.append(
-            f"{held:,} further numbers of B are held at zero, so that fused projections train what PEFT "
-            "trains (first in the optimizer chain)"
-        )
     if lora.start_from:
         out.append(f"training begins with the adapter {lora.start_from}, with a new optimizer, at step 0")
     if lora.principal:
@@ -413,10 +405,7 @@ def _adapters(program: Program) -> list[str]:
 
 def _projection_size(adapter: Adapter, part: Projection) -> int:
     """Return the number of parameters that serve one projection of an adapter."""
-    slots = len(adapter.target.projections) if adapter.target.fused else 1
-    numbers = math.prod(adapter.a_shape) + math.prod(adapter.b_shape) // slots
-    magnitudes = math.prod(adapter.b_shape[1:]) // slots if adapter.dora else 0
-    return part.rank * numbers // adapter.rank + magnitudes
+    return sum(math.prod(shape) for _, shape, _ in adapter.arrays)
 
 
 def _target_name(adapter: Adapter, part: Projection) -> str:
@@ -654,11 +643,6 @@ def _chain(program: Program) -> list[str]:
     """Return the links that turn a step's gradient into an update, in order."""
     o = program.recipe.train.optimizer
     links = []
-    masked = sum(adapter.masked for adapter in program.adapters)
-    if masked:
-        links.append(
-            f"zero the untrained part of the gradient of lora_b in {plural(masked, 'fused adapter')}"
-        )
     if o.max_grad_norm is not None:
         links.append(f"optax.clip_by_global_norm({o.max_grad_norm:g})")
     links.append(_rule(o))

@@ -122,8 +122,6 @@ class Program:
 
 
 def trained_size(adapter: Adapter) -> int:
-    """Count the trained numbers of an adapter, without the entries of B that are held at zero."""
-    slots = len(adapter.target.projections) if adapter.target.fused else 1
-    slot_size = math.prod(adapter.b_shape) // adapter.rank // slots
-    rows = sum(p.rank for p in adapter.projections) + adapter.dora * len(adapter.projections)
-    return math.prod(adapter.a_shape) + rows * slot_size
+    """Count the trained numbers of an adapter, without an A that it shares with another."""
+    own = adapter.arrays if adapter.lender is None else adapter.arrays[1:]
+    return sum(math.prod(shape) for _, shape, _ in own)

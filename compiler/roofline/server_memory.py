@@ -62,8 +62,8 @@ TOWERS = {"Gemma 4 31B": LARGE_TOWER, "Gemma 4 26B-A4B": LARGE_TOWER}
 """Vision towers by the model's title, from the published config.json. At TP 8, the tower of the 31B takes
 0.18 GB a chip, as in the compiled server."""
 
-KEYS = re.compile(r"attn\.(kv_einsum|k_einsum|k_proj|v_proj)\.w$")
-ATTENTION = re.compile(r"attn\.(qkv_einsum|q_einsum|attn_vec_einsum|q_proj|q_b_proj|kv_b_proj|o_proj)\.w$")
+KEYS = re.compile(r"attn\.(k_proj|v_proj)\.w$")
+ATTENTION = re.compile(r"attn\.(q_proj|q_b_proj|kv_b_proj|o_proj)\.w$")
 MIXERS = {
     "gated delta nets": re.compile(r"attn\.(in_proj_\w+|out_proj)\.(kernel|w)$"),
     "Mamba mixers": re.compile(r"mamba\.(in_proj|x_proj|dt_proj|out_proj)\.(kernel|w)$"),
@@ -176,6 +176,12 @@ def _text(program: Program) -> Iterator[Weights]:
             matrix = numbers if multiplies(parameter) else 0.0
             placed = "whole on each" if tp > 1 else "whole"
             yield Weights("norms and small projections", plain, placed, size, size, matrix, 0.0)
+    for layer in range(program.architecture.num_layers):
+        if shares_cache(program.architecture, layer):
+            heads, head = program.architecture.kv_heads(layer), layer_head_dim(program.architecture, layer)
+            size = 2.0 * heads * padded_head(head) * program.architecture.hidden_size
+            local, placed = _split_keys(program, size, heads, serve.tensor_parallel_size)
+            yield Weights("keys and values, not used", linear, placed, local * linear, 0.0, 0.0, 0.0)
 
 
 def _used(name: str, number_bytes: int, placed: str, local: float) -> Weights:
@@ -204,17 +210,19 @@ def _keys(program: Program, parameter: Parameter, number_bytes: int, tp: int) ->
     layer, numbers = _layer(parameter.path), float(math.prod(parameter.shape))
     heads, head = program.architecture.kv_heads(layer), layer_head_dim(program.architecture, layer)
     numbers *= padded_head(head) / head
-    if tp == 1:
-        local, placed = numbers, "whole"
-    elif heads % tp == 0:
-        local, placed = numbers / tp, f"split over {tp}"
-    elif facts_of(program.family.name).served.split_heads and runs_jax_model(program):
-        local, placed = numbers / tp, f"each of {heads} heads split over {tp}"
-    else:
-        local, placed = numbers / heads * -(-heads // tp), f"{heads} heads repeated over {tp}"
-    if shares_cache(program.architecture, layer):
-        return Weights("keys and values, not used", number_bytes, placed, local * number_bytes, 0.0, 0.0, 0.0)
+    local, placed = _split_keys(program, numbers, heads, tp)
     return _used("keys and values", number_bytes, placed, local)
+
+
+def _split_keys(program: Program, numbers: float, heads: int, tp: int) -> tuple[float, str]:
+    """Return how many of a key or value projection's numbers one device holds, and how they are split."""
+    if tp == 1:
+        return numbers, "whole"
+    if heads % tp == 0:
+        return numbers / tp, f"split over {tp}"
+    if facts_of(program.family.name).served.split_heads and runs_jax_model(program):
+        return numbers / tp, f"each of {heads} heads split over {tp}"
+    return numbers / heads * -(-heads // tp), f"{heads} heads repeated over {tp}"
 
 
 def _layer(path: str) -> int:

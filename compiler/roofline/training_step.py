@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import BYTES, beside_bytes
 from recipec.compiler.wording import split_layer
+from recipec.runtime.model.adapters import arrays_of
 from recipec.runtime.model.families import Architecture
 from recipec.runtime.model.families.base import CHUNKED, EXPERTS, Parameter, matrices
 from recipec.runtime.model.partition_rules import shards
@@ -348,9 +349,8 @@ def state_bytes(program: Program) -> float:
         total += local(parameter.shape, parameter.spec) * (stored + trained)
     for rows in program.token_rows:
         total += local(rows.shape, rows.spec) * (width + _trained_bytes(program, width))
-    for adapter in program.adapters:
-        numbers = sum(local(shape, spec) for _, shape, spec in adapter.arrays)
-        total += numbers * (width + _trained_bytes(program, width))
+    numbers = sum(local(shape, spec) for shape, spec in arrays_of(program.adapters).values())
+    total += numbers * (width + _trained_bytes(program, width))
     return total
 
 

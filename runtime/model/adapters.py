@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -115,6 +115,7 @@ class Adapter:
             axis of experts.
         a_spec, b_spec: their shardings, following the weight's.
         dora: whether there are magnitudes, with the shape of the weight's outputs.
+        lender: the adapter whose A this one uses; None for an A of its own.
     """
 
     target: LoraTarget
@@ -124,6 +125,7 @@ class Adapter:
     a_spec: Spec
     b_spec: Spec
     dora: bool = False
+    lender: Adapter | None = None
 
     @property
     def arrays(self) -> tuple[tuple[str, tuple[int, ...], Spec], ...]:
@@ -134,7 +136,13 @@ class Adapter:
 
     @property
     def a_path(self) -> str:
-        return f"{self.target.weight}_lora_a"
+        """Return the path of A, which under lora.kv: shared may be that of another weight's adapter."""
+        return f"{self.lending.target.weight}_lora_a"
+
+    @property
+    def lending(self) -> Adapter:
+        """Return the adapter that has this one's A."""
+        return self if self.lender is None else self.lender
 
     @property
     def b_path(self) -> str:
@@ -152,13 +160,13 @@ class Adapter:
 
     @property
     def shared(self) -> bool:
-        """Return whether several projections share one A."""
-        return len(self.projections) > 1 and self.projections[1].start == 0
+        """Return whether A is that of another projection."""
+        return self.lender is not None
 
     @property
     def blocks(self) -> tuple[Projection, ...]:
         """Return one projection for each block of the rank axis, in order."""
-        return self.projections[:1] if self.shared else self.projections
+        return self.projections
 
     @property
     def masked(self) -> bool:
@@ -195,9 +203,6 @@ class Adapter:
         Args:
             parts: A [rank, in], B [out, rank] and with DoRA the magnitudes [out] of each trained projection,
                 all of one dtype.
-
-        Raises:
-            ValueError: when projections that share A have different ones.
         """
         import numpy as np  # the compiler, which has no numpy, imports this module
 
@@ -205,10 +210,8 @@ class Adapter:
         a = np.zeros((math.prod(self.a_shape[:-1]), self.rank), dtype)
         b = np.zeros(self.b_shape, dtype)
         m = [np.zeros(self.b_shape[1:], dtype)] if self.dora else []
-        for number, part in enumerate(self.projections):
+        for part in self.projections:
             low, high, *magnitudes = parts[part.name]
-            if self.shared and number and not np.array_equal(a[:, part.block], low.T):
-                raise ValueError(f"{self.projections[0].name} and {part.name} have different A")
             a[:, part.block] = low.T
             place = b[part.block, part.slot] if self.target.fused else b[part.block]
             place[...] = high.T.reshape(place.shape)
@@ -369,8 +372,39 @@ def build_adapters(
         a_shape, b_shape = _pair(target, weight.shape, rank)
         a_spec, b_spec = _pair(target, spec, None)
         kind = ExpertAdapter if target.experts else Adapter
-        out.append(kind(target, projections, a_shape, b_shape, a_spec, b_spec, lora.kind == "dora"))
+        lender = _lender(target, projections[0], out) if lora.kv == "shared" else None
+        dora = lora.kind == "dora"
+        out.append(kind(target, projections, a_shape, b_shape, a_spec, b_spec, dora, lender))
     return out
+
+
+def _lender(target: LoraTarget, projection: Projection, earlier: Sequence[Adapter]) -> Adapter | None:
+    """Return the adapter of a layer's keys, whose A its values share; None for other projections.
+
+    Args:
+        earlier: the adapters so far: keys come before values.
+
+    Raises:
+        ValueError: when the two are given different ranks or alphas.
+    """
+    module, _, name = projection.name.rpartition(".")
+    if name != "v_proj":
+        return None
+    keys = (one for one in reversed(earlier) if one.projections[0].name == f"{module}.k_proj")
+    lender = next(keys, None)
+    if lender is not None:
+        key = lender.projections[0]
+        if (key.rank, key.scale) != (projection.rank, projection.scale):
+            raise ValueError(
+                f"{key.name} and {projection.name} share one A under lora.kv: shared, so they cannot have "
+                "ranks or alphas of their own"
+            )
+    return lender
+
+
+def arrays_of(adapters: Iterable[Adapter]) -> dict[str, tuple[tuple[int, ...], Spec]]:
+    """Return shape and sharding of all arrays of some adapters, by path."""
+    return {path: (shape, spec) for adapter in adapters for path, shape, spec in adapter.arrays}
 
 
 def placed(adapter: Adapter, spec: Spec) -> Adapter:
@@ -460,14 +494,8 @@ def _projections(target: LoraTarget, lora: LoraSettings) -> tuple[Projection, ..
     for i, name in enumerate(target.modules):
         if name not in named:
             continue
-        start = 0 if lora.kv == "shared" or not out else out[-1].start + out[-1].rank
-        part = Projection(name, i, start, lora.rank_of(name), lora.scale_of(name))
-        if lora.kv == "shared" and out and (part.rank, part.scale) != (out[0].rank, out[0].scale):
-            raise ValueError(
-                f"{out[0].name} and {name} share one A under lora.kv: shared, so they cannot have ranks or "
-                "alphas of their own"
-            )
-        out.append(part)
+        start = out[-1].start + out[-1].rank if out else 0
+        out.append(Projection(name, i, start, lora.rank_of(name), lora.scale_of(name)))
     return tuple(out)
 
 

@@ -15,8 +15,10 @@ from flax import nnx
 
 from . import layers
 from .families.base import CHUNKED
-from .families.description import Norm
+from .families.decoder import projections
+from .families.description import Experts, Norm
 from .layers import (
+    ACTIVATIONS,
     HEADS,
     MLP,
     STREAM,
@@ -26,6 +28,7 @@ from .layers import (
     Embedder,
     Normalization,
     RematConfig,
+    capped,
     scaled,
     unit,
 )
@@ -35,12 +38,16 @@ from .sharding import constrain
 Turn = tuple[jax.Array, jax.Array]
 """Sines and cosines of a batch's positions."""
 
+KeysAndValues = tuple[jax.Array, jax.Array]
+"""Rotated keys [B, T, K, H] and values [B, T, K, H] of a layer."""
+
 
 class Seen(NamedTuple):
     """Which tokens a layer's attention sees, in addition to its mask.
 
     Attributes:
         window: how many tokens a token sees, itself included; None for all that the mask allows.
+        softcap: scores s become softcap * tanh(s / softcap); None for none.
         sinks: [N], for each head an extra score without a value; None for none.
         parts: int32[B, T]: tokens see only tokens of the same part; None for a single part.
     """
@@ -48,6 +55,7 @@ class Seen(NamedTuple):
     window: int | None = None
     sinks: jax.Array | None = None
     parts: jax.Array | None = None
+    softcap: float | None = None
 
 
 def attend(
@@ -73,7 +81,10 @@ def attend(
     assert mask is not None
     rows, length, heads, features = q.shape
     grouped = q.reshape(rows, length, k.shape[2], -1, features)
-    scores = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k) * scale
+    scores = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k)
+    scores = scores if scale == 1 else scores * scale
+    if seen.softcap is not None:
+        scores = capped(scores, seen.softcap)
     if seen.window is not None and seen.window < length:
         place = jnp.arange(length)
         mask = mask & (place[:, None] - place[None, :] < seen.window)
@@ -105,7 +116,8 @@ def by_kernel(kernel: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
         scale: float,
         seen: Seen,
     ) -> jax.Array:
-        return kernel(q * scale, k, v, window=seen.window, sinks=seen.sinks, parts=seen.parts)
+        q = q if scale == 1 else q * scale
+        return kernel(q, k, v, seen.window, seen.softcap, seen.sinks, seen.parts)
 
     return attend
 
@@ -131,36 +143,51 @@ class Attention(Block):
     def __init__(self, config: Config, layer: int) -> None:
         a, dtype = config.architecture, config.dtype
         self.config, self.layer = config, layer
-        self.add_projections(config)
-        out = a.num_heads, a.value_dim, a.hidden_size
+        self.add_projections(config, layer)
+        out = a.num_heads, a.value_dim(layer), a.hidden_size
         self.o_proj = Einsum("BTNH,NHD->BTD", out, dtype, bias=int("o" in a.biases))
         self.sinks = nnx.Param(jnp.zeros(a.num_heads, dtype)) if a.sinks else None
 
-    def add_projections(self, config: Config) -> None:
+    def add_projections(self, config: Config, layer: int) -> None:
         """Add what makes queries, keys and values."""
         a, dtype = config.architecture, config.dtype
-        d, n, k, h = a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim
-        projected = {"qkv": n + 2 * k} if "qkv" in a.fused else {"q": n, "k": k, "v": k}
+        d, n, k, h = a.hidden_size, a.num_heads, a.kv_heads(layer), a.layer_head_dim(layer)
+        letters = projections(a, layer)
+        projected = {letter: n if letter == "q" else k for letter in letters}
+        if "qkv" in a.fused:
+            projected = {"qkv": n + 2 * k}
         if "groups" in a.fused:
             bias = 3 * ("q" in a.biases)
             self.qkv_proj = Einsum("BTD,DKGH->BTKGH", (d, k, n // k + 2, h), dtype, bias=bias)
             projected = {}
         for name, heads in projected.items():
             bias = 2 if name in a.biases else 0
-            shape = d, heads, a.query_width if name == "q" else h
+            shape = d, heads, a.query_width(layer) if name == "q" else h
             setattr(self, f"{name}_proj", Einsum("BTD,DNH->BTNH", shape, dtype, bias=bias))
         if a.gate_apart:
             self.gate_proj = Einsum("BTD,DNH->BTNH", (d, n, h), dtype)
         norm = Norm(a.norm.eps, a.qk_norm == "each", offset=a.norm.offset, wide=a.norm.wide)
         for name, heads in (("q", n), ("k", k)) if a.qk_norm else ():
+            if name not in letters:
+                continue
             over = (h,) if a.qk_norm == "head" else (heads, h)
             setattr(self, f"{name}_norm", Normalization(norm, over, dtype, int(a.qk_norm == "each")))
 
     def block(
-        self, x: jax.Array, positions: jax.Array, turn: Turn | None, mask: jax.Array | None
-    ) -> jax.Array:
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        turn: Turn | None,
+        mask: jax.Array | None,
+        kv: KeysAndValues | None = None,
+    ) -> tuple[jax.Array, KeysAndValues | None]:
+        """Return the output [B, T, D], and the keys and values if a later layer reads them.
+
+        Args:
+            kv: of an earlier layer, if this layer has none.
+        """
         a = self.config.architecture
-        q, k, v, gate = self.inputs(x, turn)
+        q, k, v, gate = self.inputs(x, turn) if kv is None else (self.queries(x, turn), *kv, None)
         grown = a.query_growth
         if grown is not None and not (grown.unturned and turn is not None):
             times = jnp.floor((positions + grown.shift).astype(jnp.float32) / grown.length)
@@ -170,15 +197,23 @@ class Attention(Block):
         if a.layer_types[self.layer] == CHUNKED and window is not None and window < x.shape[1]:
             parts = chunks(layers.segments(), positions, window)
         sinks = None if self.sinks is None else self.sinks.get_value()
-        out = attend(q, k, v, mask, a.attention_scale, Seen(window, sinks, parts))
+        seen = Seen(window, sinks, parts, a.score_softcap)
+        out = attend(q, k, v, mask, a.attention_scale, seen)
         if gate is not None:
             out = out * jax.nn.sigmoid(gate)
-        return constrain(self.o_proj(out), STREAM)
+        return constrain(self.o_proj(out), STREAM), (k, v) if a.lends_kv(self.layer) else None
+
+    def queries(self, x: jax.Array, turn: Turn | None) -> jax.Array:
+        """Return rotated queries [B, T, N, H] of a layer without keys and values of its own."""
+        q = self.q_norm(constrain(self.q_proj(x), HEADS))
+        return q if turn is None else self.turned(q, turn)
 
     def inputs(self, x: jax.Array, turn: Turn | None) -> tuple[Any, ...]:
         """Return rotated queries [B, T, N, H], keys and values [B, T, K, H], and a gate or None."""
         a = self.config.architecture
         q, k, v = (constrain(one, HEADS) for one in self.projected(x))
+        if a.value_norm:
+            v = unit(v.astype(jnp.float32), (-1,), a.norm.eps).astype(v.dtype)
         gate = None
         if a.gate_apart:
             gate = constrain(self.gate_proj(x), HEADS)
@@ -211,7 +246,8 @@ class Attention(Block):
             return q.reshape(*x.shape[:2], a.num_heads, a.head_dim), k[:, :, :, 0], v[:, :, :, 0]
         if "qkv" in a.fused:
             return tuple(jnp.split(self.qkv_proj(x), (a.num_heads, a.num_heads + a.num_kv_heads), axis=2))
-        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        k = self.k_proj(x)
+        return self.q_proj(x), k, k if a.keys_as_values(self.layer) else self.v_proj(x)
 
 
 class LatentAttention(Attention):
@@ -221,7 +257,7 @@ class LatentAttention(Attention):
     that the compressed vectors would keep small.
     """
 
-    def add_projections(self, config: Config) -> None:
+    def add_projections(self, config: Config, layer: int) -> None:
         a, dtype = config.architecture, config.dtype
         assert a.latent is not None
         for name, shape in a.latent_projections.items():
@@ -253,10 +289,10 @@ class DecoderLayer(Block):
     recomputed_by = RematConfig.DECODER
 
     def __init__(self, config: Config, layer: int) -> None:
-        a = config.architecture
+        a, dtype = config.architecture, config.dtype
         self.config = config
         for name in a.places.names:
-            setattr(self, name, Normalization(a.norm, (a.hidden_size,), config.dtype))
+            setattr(self, name, Normalization(a.norm, (a.hidden_size,), dtype))
         self.has_experts = bool(a.expert_layers)
         parts = a.parts(layer)
         self.attn = _attention(config, layer, parts)
@@ -264,36 +300,76 @@ class DecoderLayer(Block):
         self.conv = _conv(config) if "conv" in parts else None
         self.mixes = parts != ("mlp",)
         self.mlp = _feed_forward(config, layer) if "mlp" in parts else None
+        experts = a.experts_of(layer)
+        if experts is not None and experts.added:
+            self.moe = _mixture(config, experts)
+        if a.per_layer_input:
+            self.per_layer_input_gate = Einsum(
+                "BTI,IO->BTO", (a.hidden_size, a.per_layer_input), dtype, "kernel"
+            )
+            self.per_layer_projection = Einsum(
+                "BTI,IO->BTO", (a.per_layer_input, a.hidden_size), dtype, "kernel"
+            )
+            self.post_per_layer_input_norm = Normalization(a.norm, (a.hidden_size,), dtype)
+        self.layer_scalar = nnx.Param(jnp.zeros(1, dtype)) if a.layer_scalar else None
 
     def block(
-        self, x: jax.Array, positions: jax.Array, turn: Turn | None, mask: jax.Array | None
-    ) -> jax.Array:
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        turn: Turn | None,
+        mask: jax.Array | None,
+        own: jax.Array | None = None,
+        kv: KeysAndValues | None = None,
+    ) -> tuple[jax.Array, KeysAndValues | None]:
+        """Return the output [B, T, D], and the layer's keys and values if a later layer reads them.
+
+        Args:
+            own: [B, T, P], the layer's own input; None in models without.
+            kv: keys and values of an earlier layer, if this layer has none.
+        """
         places = self.config.architecture.places
         if self.mixes:
             normed = self.normed(places.before_attention, x)
-            mixed = self.normed(places.after_attention, self.mixed(normed, positions, turn, mask))
+            mixed, kv = self.mixed(normed, positions, turn, mask, kv)
+            mixed = self.normed(places.after_attention, mixed)
             if places.parallel:
                 read = normed if places.before_mlp is None else self.normed(places.before_mlp, x)
-                return x + self.scaled(mixed) + self.scaled(self.fed(read))
+                return x + self.scaled(mixed) + self.scaled(self.fed(read)), kv
             x = x + self.scaled(mixed)
-        if self.mlp is None:
-            return x
-        out = self.fed(self.normed(places.before_mlp, x))
-        return x + self.scaled(self.normed(places.after_mlp, out))
+        if self.mlp is not None:
+            out = self.fed(self.normed(places.before_mlp, x))
+            if places.before_experts is not None:
+                routed = self.moe(self.normed(places.before_experts, x), x)
+                out = self.normed(places.after_dense, out) + self.normed(places.after_experts, routed)
+            x = x + self.scaled(self.normed(places.after_mlp, out))
+        if own is not None:
+            activation = ACTIVATIONS[self.config.architecture.activation]
+            read = self.per_layer_projection(activation(self.per_layer_input_gate(x)) * own)
+            x = x + self.post_per_layer_input_norm(read)
+        return (x if self.layer_scalar is None else x * self.layer_scalar.get_value()), kv
 
     def mixed(
-        self, x: jax.Array, positions: jax.Array, turn: Turn | None, mask: jax.Array | None
-    ) -> jax.Array:
-        """Return the output of attention, of what carries a state, or their sum."""
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        turn: Turn | None,
+        mask: jax.Array | None,
+        kv: KeysAndValues | None,
+    ) -> tuple[jax.Array, KeysAndValues | None]:
+        """Return the output of attention, of what carries a state, or their sum; and attention's keys and
+        values if a later layer reads them."""
         scales, out = self.config.architecture.scales, []
         if self.mamba is not None:
             out.append(scaled(self.mamba(x), scales.mamba_output))
         if self.conv is not None:
             out.append(self.conv(x))
-        if self.attn is not None:
-            attended = self.attn(scaled(x, scales.attention_input), positions, turn, mask)
+        if isinstance(self.attn, Attention):
+            attended, kv = self.attn(scaled(x, scales.attention_input), positions, turn, mask, kv)
             out.append(scaled(attended, scales.attention_output))
-        return sum(out[1:], out[0])
+        elif self.attn is not None:
+            out.append(self.attn(x))
+        return sum(out[1:], out[0]), kv
 
     def fed(self, x: jax.Array) -> jax.Array:
         assert self.mlp is not None
@@ -333,9 +409,13 @@ def _conv(config: Config) -> nnx.Module:
 
 
 def _feed_forward(config: Config, layer: int) -> nnx.Module:
-    experts = config.architecture.experts_of(layer)
+    experts = config.architecture.replaced_by(layer)
     if experts is None:
-        return MLP(config, config.architecture.intermediate_size)
+        return MLP(config, config.architecture.mlp_features(layer))
+    return _mixture(config, experts)
+
+
+def _mixture(config: Config, experts: Experts) -> nnx.Module:
     from .experts import Mixture
 
     return Mixture(config, experts)
@@ -348,6 +428,8 @@ class Decoder(nnx.Module):
         a, dtype = config.architecture, config.dtype
         self.config = config
         self.embedder = Embedder(a.vocab_size, a.hidden_size, dtype)
+        if a.per_layer_input:
+            self.embedder.add_layers(config)
         self.layers = nnx.List([DecoderLayer(config, i) for i in range(a.num_layers)])
         self.final_norm = Normalization(a.norm, (a.hidden_size,), dtype)
         if not a.tied:
@@ -368,10 +450,17 @@ class Decoder(nnx.Module):
         x = self.embedder.encode(tokens)
         if a.embedding_scale != 1:
             x = x * jnp.asarray(a.embedding_scale, x.dtype)
-        turns = {rope: sin_cos(rope, positions, a.turned_dim) for _, rope in a.ropes}
+        own = self.embedder.encode_layers(tokens, x) if a.per_layer_input else None
+        turned = {kind: (rope, a.turned_dim(kind)) for kind, rope in a.ropes}
+        turns = {(rope, size): sin_cos(rope, positions, size) for rope, size in turned.values()}
+        lent: dict[int, KeysAndValues | None] = {}
         for i, layer in enumerate(self.layers):
-            rope = a.rope(i)
-            x = layer(x, positions, None if rope is None else turns[rope], mask)
+            turn = None if a.rope(i) is None else turns[turned[a.layer_types[i]]]
+            given = () if own is None else (own[:, :, i],)
+            if a.kv_shared_layers:
+                given = (*(given or (None,)), lent[a.kv_layer(i)] if a.shares_kv(i) else None)
+            x, lent[i] = layer(x, positions, turn, mask, *given)
         x = self.final_norm(x)
         logits = self.embedder.decode(x) if a.tied else self.lm_head(x)
-        return (logits if a.logit_scale == 1 else logits * a.logit_scale), None
+        logits = logits if a.logit_scale == 1 else logits * a.logit_scale
+        return (logits if a.logit_softcap is None else capped(logits, a.logit_softcap)), None

@@ -15,7 +15,7 @@ from flax import nnx
 from .expert_load import note
 from .expert_products import Activation, run
 from .families.description import LATENT, Experts
-from .layers import ACTIVATIONS, MLP, STREAM, Block, Config, Einsum
+from .layers import ACTIVATIONS, MLP, STREAM, Block, Config, Einsum, unit
 from .lora import AdapterProvider, scales, together
 from .sharding import constrain
 
@@ -24,7 +24,7 @@ LIMIT, SLOPE = 7.0, 1.702
 
 
 class Mixture(Block):
-    """The experts of one layer, which replace its feed-forward block, and their router."""
+    """The experts of one layer, in place of its feed-forward block or next to it, and their router."""
 
     has_experts = True
 
@@ -33,6 +33,9 @@ class Mixture(Block):
         self.config = config
         self.described = experts
         self.router = Einsum("BTI,IO->BTO", (d, experts.count), dtype, "kernel", int(experts.biases))
+        if experts.added:
+            self.router_scale = nnx.Param(jnp.zeros(d, dtype))
+            self.per_expert_scale = nnx.Param(jnp.zeros(experts.count, dtype))
         self.correction = nnx.Param(jnp.zeros(experts.count, jnp.float32)) if experts.correction else None
         self.experts = ExpertWeights(experts, experts.latent or d, config.architecture.gated, dtype)
         for name, sizes in zip(LATENT, ((d, experts.latent), (experts.latent, d)), strict=True):
@@ -43,12 +46,21 @@ class Mixture(Block):
         if experts.shared_gate:
             self.shared_gate = Einsum("BTI,IO->BTO", (d, 1), dtype, "kernel")
 
-    def block(self, x: jax.Array) -> jax.Array:
+    def block(self, x: jax.Array, stream: jax.Array | None = None) -> jax.Array:
+        """Return [B, T, D], the weighted sum of each token's experts.
+
+        Args:
+            x: [B, T, D], their input.
+            stream: [B, T, D], the residual stream, which the router reads if the experts are added.
+        """
         e = self.described
         activation = ACTIVATIONS[self.config.architecture.activation]
-        logits = self.router(x.astype(jnp.float32) if e.wide else x)
+        scored = x if stream is None else self.normed(stream)
+        logits = self.router(scored.astype(jnp.float32) if e.wide else scored)
         correction = None if self.correction is None else self.correction.get_value()
         weights, choices = route(logits, e, correction)
+        if e.added:
+            weights = weights * self.per_expert_scale.get_value().astype(jnp.float32)[choices]
         note(logits, choices)
         features: Activation = clamped
         if not e.clamped:
@@ -64,6 +76,12 @@ class Mixture(Block):
             shared = self.shared(x)
             out = out + (jax.nn.sigmoid(self.shared_gate(x)) * shared if e.shared_gate else shared)
         return constrain(out, STREAM)
+
+    def normed(self, stream: jax.Array) -> jax.Array:
+        """Return what the router reads of the residual stream."""
+        a = self.config.architecture
+        normed = unit(stream.astype(jnp.float32), (-1,), a.norm.eps).astype(stream.dtype)
+        return normed * self.router_scale.get_value() * jnp.asarray(a.hidden_size**-0.5, stream.dtype)
 
 
 def route(
@@ -135,7 +153,7 @@ class ExpertWeights(nnx.Module):
         return x, weights | adapters
 
 
-def adapters_of(module: Any, x: jax.Array, **names: str) -> tuple[jax.Array, dict[str, jax.Array]]:
+def adapters_of(module: Any, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return what `run` takes for the adapters of a module that holds experts; {} without adapters.
 
     B is multiplied by its scale. The adapters' gradients are split over the mesh at once, before the gradient
@@ -143,7 +161,6 @@ def adapters_of(module: Any, x: jax.Array, **names: str) -> tuple[jax.Array, dic
 
     Args:
         x: the experts' input.
-        names: the module's names of gate_up and down, where they differ.
 
     Returns:
         x, to be used in place of the argument, and the arrays, [E, *in, R] and [E, R, *out].
@@ -156,10 +173,8 @@ def adapters_of(module: Any, x: jax.Array, **names: str) -> tuple[jax.Array, dic
     weights = [adapter.target.weight.rpartition(".")[2] for adapter in adapters]
     pairs = (getattr(module, f"{weight}_lora_{matrix}").value for weight in weights for matrix in "ab")
     x, *arrays = together(x, *pairs)
-    called = {of_module: name for name, of_module in names.items()}
     out: dict[str, jax.Array] = {}
-    for weight, adapter, a, b in zip(weights, adapters, arrays[::2], arrays[1::2], strict=True):
-        name = called.get(weight, weight)
+    for name, adapter, a, b in zip(weights, adapters, arrays[::2], arrays[1::2], strict=True):
         a, b = constrain(a, adapter.a_spec), constrain(b, adapter.b_spec)
         out |= {f"{name}_lora_a": a, f"{name}_lora_b": b * scales(adapter, b.dtype)}
     return x, out

@@ -48,8 +48,8 @@ def initial_pair(adapter: Adapter, settings: LoraSettings, seed: int) -> tuple[n
         return a, b
     fan_in = int(np.prod(adapter.a_shape[adapter.target.stacked : -1]))
     blocks = []
-    for part in adapter.blocks:
-        random = random_for(seed, adapter.target.weight if adapter.shared else part.name)
+    for part in adapter.lending.blocks:
+        random = random_for(seed, part.name)
         shape = (*adapter.a_shape[:-1], part.rank)
         if settings.init == "gaussian":
             blocks.append(random.standard_normal(shape, dtype=np.float32) / np.float32(part.rank))

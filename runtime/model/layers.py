@@ -56,6 +56,10 @@ class Config:
     def logit_scale(self) -> float:
         return self.architecture.logit_scale
 
+    @property
+    def final_logit_softcap(self) -> float | None:
+        return self.architecture.logit_softcap
+
 
 class Block(nnx.Module):
     """A part of a layer that may be recomputed from its input, if the config says so.
@@ -68,7 +72,7 @@ class Block(nnx.Module):
     recomputed_by = RematConfig.BLOCK
     has_experts = False
 
-    def __call__(self, *args: Any) -> jax.Array:
+    def __call__(self, *args: Any) -> Any:
         if self.config.remat_config is self.recomputed_by:
             return recomputed(type(self).block, self.has_experts)(self, *args)
         return self.block(*args)
@@ -82,6 +86,11 @@ def segments() -> jax.Array:
 def unit(x: jax.Array, axes: tuple[int, ...], eps: float) -> jax.Array:
     """Divide x by its root mean square over the axes, in float32."""
     return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True) + eps)
+
+
+def capped(x: jax.Array, limit: float) -> jax.Array:
+    """Bend x smoothly so that it stays within plus and minus the limit."""
+    return jnp.tanh(x / limit) * limit
 
 
 def scaled(x: jax.Array, scale: float) -> jax.Array:
@@ -111,19 +120,6 @@ class Einsum(nnx.Module):
         return out if self.bias is None else out + self.bias.get_value()
 
 
-class Embedder(nnx.Module):
-    """Token embeddings, which can also serve as the output head."""
-
-    def __init__(self, vocabulary: int, features: int, dtype: Any) -> None:
-        self.input_embedding = nnx.Param(jnp.zeros((vocabulary, features), dtype))
-
-    def encode(self, tokens: jax.Array) -> jax.Array:
-        return constrain(self.input_embedding[tokens], STREAM)
-
-    def decode(self, x: jax.Array) -> jax.Array:
-        return jnp.dot(x, self.input_embedding.get_value().T)
-
-
 class Normalization(nnx.Module):
     """RMS or layer normalization over the last axes, in float32."""
 
@@ -146,6 +142,43 @@ class Normalization(nnx.Module):
         if self.bias is not None:
             wide = wide + self.bias.get_value().astype(jnp.float32)
         return wide.astype(x.dtype)
+
+
+class Embedder(nnx.Module):
+    """Token embeddings, which can also serve as the output head."""
+
+    def __init__(self, vocabulary: int, features: int, dtype: Any) -> None:
+        self.input_embedding = nnx.Param(jnp.zeros((vocabulary, features), dtype))
+
+    def encode(self, tokens: jax.Array) -> jax.Array:
+        return constrain(self.input_embedding[tokens], STREAM)
+
+    def decode(self, x: jax.Array) -> jax.Array:
+        return jnp.dot(x, self.input_embedding.get_value().T)
+
+    def add_layers(self, config: Config) -> None:
+        """Add what the layers' own inputs are made from."""
+        a, dtype = config.architecture, config.dtype
+        self.config = config
+        self.per_layer_input_embedding = nnx.Param(
+            jnp.zeros((a.vocab_size, a.num_layers, a.per_layer_input), dtype)
+        )
+        shape = a.hidden_size, a.num_layers, a.per_layer_input
+        self.per_layer_model_projection = Einsum("BTD,DLP->BTLP", shape, dtype)
+        self.per_layer_projection_norm = Normalization(a.norm, (a.per_layer_input,), dtype)
+
+    def encode_layers(self, tokens: jax.Array, x: jax.Array) -> jax.Array:
+        """Return [B, T, L, P], the layers' own inputs.
+
+        Args:
+            tokens: int32[B, T].
+            x: [B, T, D], their embeddings.
+        """
+        a = self.config.architecture
+        projected = self.per_layer_model_projection(x) * jnp.asarray(a.hidden_size**-0.5, x.dtype)
+        table = self.per_layer_input_embedding.get_value()
+        own = table[tokens] * jnp.asarray(a.per_layer_input**0.5, table.dtype)
+        return (self.per_layer_projection_norm(projected) + own) * jnp.asarray(2**-0.5, x.dtype)
 
 
 class MLP(Block):

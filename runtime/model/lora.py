@@ -158,7 +158,7 @@ class AdapterProvider(ProductProvider):
             inner = jnp.concatenate(
                 [
                     jnp.einsum(down, dropped(x, self.salts, part.name, self._dropout), a[..., part.block])
-                    for part in adapter.blocks
+                    for part in adapter.lending.blocks
                 ],
                 axis=-1,
             )
@@ -335,8 +335,12 @@ def attach(
                 "install what requirements.txt says: it pins the Tunix that this was written for",
             )
         for path, shape, spec in adapter.arrays:
-            variable = nnx.LoRAParam(jax.ShapeDtypeStruct(shape, dtype), out_sharding=spec)
-            setattr(module, path.rpartition(".")[2], variable)
+            holder, _, name = path.rpartition(".")
+            if holder != adapter.module:
+                variable = getattr(modules[holder], name)
+            else:
+                variable = nnx.LoRAParam(jax.ShapeDtypeStruct(shape, dtype), out_sharding=spec)
+            setattr(module, name, variable)
         if adapter.target.experts:
             module.adapters = provider
     return model, provider

@@ -1,6 +1,6 @@
 """Rotary position embeddings at the frequencies that a checkpoint was trained with.
 
-All kinds of transformers' modeling_rope_utils for text, except Gemma 4's "proportional". Frequencies are
+All kinds of transformers' modeling_rope_utils for text. Frequencies are
 rounded where transformers rounds them: at position 131,071, a frequency's last bit is 0.008 radians.
 """
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import jax
     import numpy as np
 
-KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Rope:
         kind: one of KINDS. "linear" divides all frequencies by `factor`. "llama3" and "yarn" divide the
             frequencies that turned too seldom in training. "longrope" divides each by its own number.
             "dynamic" raises the base for a batch that is longer than the model was trained for.
+            "proportional" turns only the share of pairs with the highest frequencies, paired over the whole
+            head, and divides their frequencies by `factor`.
         factor: by how much the context was extended; 1.0 for "default" and "longrope".
         low, high: for "llama3" and "yarn": a frequency that turns less than `low` times within `original`
             tokens is divided by `factor`; one that turns more than `high` times stays; those between are
@@ -37,7 +39,8 @@ class Rope:
         truncate: for "yarn": whether the interpolated range begins and ends at whole features.
         short, long: for "longrope": the divisor of each frequency in a batch of at most `original`
             tokens, and in a longer one.
-        share: the share of a head's features that turns: its first ones; the rest pass unchanged.
+        share: the share of a head's features that turns: its first ones, or for "proportional" the first
+            ones of each half; the rest pass unchanged.
         interleaved: whether a pair is two neighboring features, rather than one from each half.
     """
 
@@ -55,8 +58,8 @@ class Rope:
     interleaved: bool = False
 
     def turned(self, head_dim: int) -> int:
-        """Return the number of a head's features that turn."""
-        return int(head_dim * self.share)
+        """Return the number of a head's features that turn, for "proportional" with those that turn by 0."""
+        return head_dim if self.kind == "proportional" else int(head_dim * self.share)
 
     def exponents(self, head_dim: int) -> np.ndarray:
         """Return float32[turned / 2] from 0 to almost 1: the default frequencies are theta to minus these."""
@@ -79,6 +82,9 @@ class Rope:
         plain = 1 / powers
         if self.kind == "linear":
             return plain / factor
+        if self.kind == "proportional":
+            still = np.arange(len(plain)) >= int(self.share * head_dim // 2)
+            return np.where(still, np.float32(0), plain / factor)
         if self.kind == "longrope":
             return 1 / (np.array(self.long if long else self.short, np.float32) * powers)
         if self.kind == "llama3":

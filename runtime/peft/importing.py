@@ -175,13 +175,13 @@ def arrays_of(found: PeftAdapter, base: HFCheckpoint, settings: LoraSettings) ->
             part.name: tuple(read(part.name, tensor) for tensor in found.tensors[part.name])
             for part in adapter.projections
         }
-        try:
-            joined = adapter.join(parts)
-        except ValueError as error:
+        joined = adapter.join(parts)
+        if adapter.lender is not None and not np.array_equal(joined[0], arrays[adapter.a_path]):
+            names = f"{adapter.lender.projections[0].name} and {adapter.projections[0].name}"
             raise UserError(
-                f"{found.path}: {error}, and lora.kv: shared has one for both",
+                f"{found.path}: {names} have different A, and lora.kv: shared has one for both",
                 BUILD.format("lora.kv: independent"),
-            ) from error
+            )
         arrays |= {path: array for (path, *_), array in zip(adapter.arrays, joined, strict=True)}
     if settings.trains_whole:
         for parameter in trained_whole(base.family.parameters(base.architecture), settings):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from ..model.families.base import LAYERS, TIE, Architecture, Family, Source, arrays, text_config, tie_setting
+from ..model.families.base import LAYERS, TIE, Architecture, Family, Source, arrays, text_config
 from .files import Files
 from .headers import FLOATING, Tensor
 
@@ -48,7 +48,6 @@ class Kind(Enum):
     SHAPE = "of another shape"
     TYPE = "no float"
     LAYER = "of a layer that the model does not have"
-    HEAD = "an output head that the model does not have"
 
 
 @dataclass(frozen=True)
@@ -118,15 +117,6 @@ def faults(
                 f"which ends at layer {layers - 1}",
                 ONE_CHECKPOINT,
             )
-    head = next((name for name in heads_of(family) if name in tensors), None)
-    if head is not None and head not in used and tie_setting(config) is False:
-        yield Fault(
-            Kind.HEAD,
-            head,
-            tensors[head].file,
-            f"{head} is a separate weight (tie_word_embeddings is false); Tunix's model uses the embedding",
-            "such a checkpoint cannot be trained; use one whose output is the embedding, as published",
-        )
 
 
 def fault_of(source: Source, prefix: str, tensors: Mapping[str, Stored]) -> Fault | None:

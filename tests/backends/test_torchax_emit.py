@@ -86,11 +86,11 @@ def test_key_heads_not_divisible_by_tp_are_replicated() -> None:
     assert specs("Qwen/Qwen3-8B", tp=16)["layers.0.self_attn.k_proj.weight"] == (None, "fsdp")
 
 
-def test_sharding_rules_use_tunix_array_names() -> None:
-    """Apply rules to Tunix's [heads, width, head size]; the tensor's rows include the head size."""
+def test_sharding_rules_use_array_names() -> None:
+    """Apply rules to the array's [width, heads, head size]; the tensor's rows include the head size."""
     name = "layers.0.self_attn.q_proj.weight"
-    for spec, expected in (((None, "tp", None), (None, "tp")), ((None, "fsdp", "tp"), ("tp", "fsdp"))):
-        rules = [(r"layers\.0\.attn\.q_einsum\.w", spec)]
+    for spec, expected in ((("tp", None, None), (None, "tp")), (("fsdp", None, "tp"), ("tp", "fsdp"))):
+        rules = [(r"layers\.0\.attn\.q_proj\.w", spec)]
         assert specs("google/gemma-4-31B-it", rules=rules)[name] == expected
         assert specs("google/gemma-4-31B-it", rules=rules)[name.replace("0", "1")] == ("tp", "fsdp")
 

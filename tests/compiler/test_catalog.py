@@ -1,26 +1,20 @@
-"""Entries of the catalog: Gemma's against Tunix's own model, abstractly, the others by their sizes.
-
-`make test` compares every ModelConfig of Tunix's, and traces one layer of each kind of a Gemma.
-`make nightly` traces every Gemma whole.
-"""
+"""Entries of the catalog: their sizes against Tunix's configs, and against what is published."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import json
 import math
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 
 from recipec.compiler import catalog
 from recipec.compiler.catalog import quantized
-from recipec.runtime.model.adapters import LoraSettings, build_adapters
 from recipec.runtime.model.families import FAMILIES, Architecture, Family
+from recipec.runtime.model.families.base import FULL, SLIDING
 from recipec.runtime.model.families.decoder import DecoderArchitecture, DecoderFamily
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -37,13 +31,6 @@ CLASSMETHODS = {
     "google/gemma-3-27b-pt": "gemma3_27b_pt",
 }
 """The base models that Tunix has a ModelConfig of; a tuned one has its base's sizes (tested below)."""
-TRACED = (
-    "google/gemma-4-E2B",  # shared keys and values, an embedding for each layer
-    "google/gemma-4-26B-A4B",  # experts
-    "google/gemma-4-31B",  # keys that are the values too
-    "google/gemma-3-270m",  # one key/value head
-    "google/gemma-3-4b-pt",
-)
 DENSE_CLASSMETHODS = {
     "meta-llama/Meta-Llama-3-8B": "llama3p1_8b",
     "meta-llama/Llama-3.1-8B": "llama3p1_8b",
@@ -126,104 +113,56 @@ def model_of(name: str) -> tuple[Family, Architecture]:
     return family, family.architecture(entry["config"])
 
 
-@functools.cache
-def mesh() -> Any:
-    import jax
-
-    return jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("fsdp", "tp"))
-
-
-def abstract_model(model: type, config: Any) -> Any:
-    from flax import nnx
-
-    with mesh():
-        return nnx.eval_shape(lambda: model(config, rngs=nnx.Rngs(params=0)))
-
-
-def leaves(model: Any, kind: type) -> dict[str, tuple[tuple[int, ...], tuple]]:
-    """Path -> shape and sharding, padded with None to the array's rank, of a model's variables."""
-    from flax import nnx
-
-    found = {}
-    for path, variable in nnx.to_flat_state(nnx.state(model, kind)):
-        spec = tuple(variable.get_metadata().get("out_sharding") or ())
-        shape = tuple(variable.shape)
-        found[".".join(map(str, path))] = shape, spec + (None,) * (len(shape) - len(spec))
-    return found
-
-
-def normalized(config: Any) -> dict[str, Any]:
-    """A Tunix ModelConfig as what its model makes of it: what is said in two ways is made one."""
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    layers = fields["num_layers"]
-    for name in ("param_dtype", "dtype", "use_sliding_window_kv_cache"):
-        fields.pop(name, None)  # ours: compute in the recipe's dtype, no ring cache
-    if "attention_pattern" in fields:
-        pattern = fields["attention_pattern"]
-        fields["attention_pattern"] = tuple(pattern[i % len(pattern)] for i in range(layers))
-        if fields["num_global_kv_heads"] is None:
-            fields["num_global_kv_heads"] = fields["num_kv_heads"]
-        fields["frac_shared_layers"] = int(layers - fields["frac_shared_layers"] * layers)
-        if not fields["override_kv_shared_ffw_hidden"]:
-            fields["override_kv_shared_ffw_hidden"] = fields["hidden_dim"]
-    return fields
-
-
-def assert_same_arrays(family: Family, architecture: Architecture, config: Any = None) -> None:
-    """Tunix's model of a config, our own where none is given, has our parameters."""
-    import jax.numpy as jnp
-    from flax import nnx
-
-    model, ours = family.tunix_model(architecture, dtype=jnp.bfloat16)
-    built = abstract_model(model, config or ours)
-    assert leaves(built, nnx.Param) == {p.path: (p.shape, p.spec) for p in family.parameters(architecture)}
-    if config is None and family.name == "gemma2":
-        dtypes = {variable.dtype for _, variable in nnx.to_flat_state(nnx.state(built, nnx.Param))}
-        assert dtypes == {jnp.dtype("bfloat16")}, "of the recipe's dtype, as Tunix's are not"
-
-
-def configs(name: str) -> tuple[Any, Any]:
-    """Our ModelConfig of a Gemma 3 or 4, and Tunix's own."""
-    import jax.numpy as jnp
-
-    family, architecture = model_of(name)
-    _, ours = family.tunix_model(architecture, dtype=jnp.bfloat16)
-    theirs = getattr(type(ours), CLASSMETHODS[name])()
+@pytest.mark.parametrize("name", [*CLASSMETHODS, *(name for name, known in GEMMA2.items() if known)])
+def test_gemma_sizes_equal_the_tunix_config(name: str) -> None:
+    family, a = model_of(name)
+    assert isinstance(a, DecoderArchitecture)
+    folder = {"gemma2": "gemma"}.get(family.name, family.name)
+    known = importlib.import_module(f"tunix.models.{folder}.model")
+    method, changed = GEMMA2.get(name) or (CLASSMETHODS.get(name, ""), {})
+    theirs = getattr(known.ModelConfig, method)()
     if ENTRIES[name]["config"]["model_type"] == "gemma3":
-        theirs = dataclasses.replace(theirs, num_embed=theirs.num_embed + IMAGE_ROWS)
-    return ours, theirs
-
-
-@pytest.mark.parametrize("name", CLASSMETHODS)
-def test_gemma_config_equals_the_tunix_config(name: str) -> None:
-    ours, theirs = configs(name)
-    assert normalized(ours) == normalized(theirs)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", CLASSMETHODS)
-def test_gemma_arrays_equal_those_of_the_whole_tunix_model(name: str) -> None:
-    """Every array of every layer of Tunix's own model."""
-    assert_same_arrays(*model_of(name), configs(name)[1])
-
-
-@pytest.mark.parametrize("name", TRACED)
-def test_gemma_layers_of_each_kind_equal_the_tunix_layers(name: str) -> None:
-    """One of each kind. What differs between models that are not named is numbers of the config."""
-    assert_same_arrays(*shallow(name))
-
-
-@pytest.mark.parametrize("name", GEMMA2)
-def test_gemma_2_config_and_layers_equal_those_of_tunix(name: str) -> None:
-    """The arrays are looked at in one pair of layers."""
-    import jax.numpy as jnp
-
-    family, architecture = model_of(name)
-    _, ours = family.tunix_model(architecture, dtype=jnp.bfloat16)
-    if (known := GEMMA2[name]) is not None:
-        theirs = dataclasses.replace(getattr(type(ours), known[0])(), **known[1])
-        assert normalized(ours) == normalized(theirs)
-    assert_same_arrays(*shallow(name))
+        changed = {"num_embed": theirs.num_embed + IMAGE_ROWS}
+    ours: dict[str, Any] = {
+        "num_layers": a.num_layers,
+        "num_embed": a.vocab_size,
+        "embed_dim": a.hidden_size,
+        "hidden_dim": a.intermediate_size,
+        "num_heads": a.num_heads,
+        "num_kv_heads": a.num_kv_heads,
+        "head_dim": a.head_dim,
+        "sliding_window_size": a.sliding_window,
+    }
+    if family.name in ("gemma2", "gemma4"):
+        ours["final_logit_softcap"] = a.logit_softcap
+    if family.name == "gemma2":
+        ours["attn_logits_soft_cap"] = a.score_softcap
+    else:
+        ropes = dict(a.ropes)
+        ours["local_base_frequency"] = ropes[SLIDING].theta
+        ours["global_base_frequency"] = ropes[FULL].theta
+    if family.name == "gemma3":
+        ours["global_scale_factor"] = ropes[FULL].factor
+    if family.name == "gemma4":
+        assert a.full_heads is not None
+        ours["global_key_size"] = a.full_heads.head_dim
+        ours["k_eq_v_global"] = a.k_eq_v
+        ours["global_rope_proportion"] = ropes[FULL].share
+        ours["per_layer_input_dim"] = a.per_layer_input
+        assert a.full_heads.kv_heads == (theirs.num_global_kv_heads or theirs.num_kv_heads)
+        assert a.kv_shared_layers == round(theirs.frac_shared_layers * theirs.num_layers)
+        assert (a.wide_mlp or a.intermediate_size) == (
+            theirs.override_kv_shared_ffw_hidden or theirs.hidden_dim
+        )
+        assert a.routing == (theirs.num_experts or 0, theirs.num_experts_per_tok or 0)
+        assert theirs.expert_dim == (None if a.experts is None else a.experts.size)
+    expected = {key: changed.get(key, getattr(theirs, key)) for key in ours}
+    assert ours == expected
+    kinds = {FULL: "GLOBAL", SLIDING: "LOCAL_SLIDING"}
+    pattern = getattr(theirs, "attention_pattern", None) or getattr(theirs, "attention_types", ())
+    if pattern:
+        repeated = [pattern[i % len(pattern)].name for i in range(a.num_layers)]
+        assert repeated == [kinds[kind] for kind in a.layer_types]
 
 
 @pytest.mark.parametrize("name", DENSE_CLASSMETHODS)
@@ -258,7 +197,7 @@ def test_decoder_entries_match_the_size_and_chat_word_in_their_name() -> None:
         if not isinstance(a, DecoderArchitecture):
             continue
         words = re.sub(r"(?<=\d)_(?=\d)", ".", name.lower())  # stablelm-2-1_6b
-        if sizes := re.findall(r"(?<![\d.xa])([\d.]+)([bm])(?![a-z]|-\d+e)", words):
+        if sizes := re.findall(r"(?<![\d.xae])([\d.]+)([bm])(?![a-z]|-\d+e)", words):
             config = json.dumps(entry["config"], sort_keys=True)
             if config not in totals:
                 totals[config] = sum(math.prod(p.shape) for p in family.parameters(a))
@@ -303,10 +242,6 @@ def test_catalog_ids_have_readable_titles(model: str, title: str) -> None:
     assert catalog.title(model) == title
 
 
-def test_quickstart_model_arrays_equal_the_tunix_model() -> None:
-    assert_same_arrays(*model_of("recipec/tiny-gemma4"))
-
-
 def test_every_gemma_entry_has_a_tested_base_model() -> None:
     """A tuned model is its base with another chat flag, so that the tests above cover it. Tunix has all but
     Gemma 4 12B, whose published size is known."""
@@ -330,81 +265,6 @@ def test_fp8_weights_are_assumed_only_for_the_publishers_id(tmp_path) -> None:
     copy = catalog.find("unsloth/Ministral-3-3B-Instruct-2512", tmp_path)
     assert quantized.by_config(copy.config) is None
     assert copy.architecture == catalog.find("mistralai/Ministral-3-3B-Base-2512", tmp_path).architecture
-
-
-@pytest.mark.parametrize(("layers", "shared"), [(25, 14), (35, 20), (42, 18), (42, 23), (60, 0)])
-def test_tunix_shares_kv_in_the_configured_number_of_layers(layers: int, shared: int) -> None:
-    """Tunix truncates layers - fraction * layers, which rounding brings one too low for 14 of 25."""
-    import jax.numpy as jnp
-
-    types = ["sliding_attention"] * layers
-    types[layers - shared - 1] = "full_attention"
-    config = {**ENTRIES["google/gemma-4-E2B"]["config"]["text_config"], "layer_types": types}
-    config |= {"num_hidden_layers": layers, "num_kv_shared_layers": shared}
-    family = FAMILIES["gemma4"]
-    _, tunix = family.tunix_model(family.architecture(config), dtype=jnp.bfloat16)
-    assert int(layers - tunix.frac_shared_layers * layers) == layers - shared
-
-
-def shallow(name: str) -> tuple[Family, Architecture]:
-    """A catalog entry with one layer of each kind, and, where some layers use others' keys and values, as
-    many of those again; two where all are alike. Tunix has Gemma 3 in whole periods of six alone."""
-    family, architecture = model_of(name)
-    if family.name == "gemma3":
-        return family, dataclasses.replace(architecture, layer_types=architecture.layer_types[:6])
-    kinds = tuple(dict.fromkeys(architecture.layer_types))
-    if getattr(architecture, "kv_shared_layers", 0):
-        cut: dict[str, Any] = {"layer_types": kinds * 2, "kv_shared_layers": len(kinds)}
-    else:
-        cut = {"layer_types": kinds if len(kinds) > 1 else kinds * 2}
-    return family, dataclasses.replace(architecture, **cut)
-
-
-ADAPTED = (
-    *("google/gemma-4-E2B", "google/gemma-4-26B-A4B", "google/gemma-4-31B", "google/gemma-2-2b"),
-    *("google/gemma-3-270m", "google/gemma-3-27b-pt", "fused query, key and value", "recipec/tiny-gemma4"),
-)
-KV = ("shared", "independent")
-
-
-@pytest.mark.parametrize(
-    ("name", "kv"),
-    [
-        pytest.param(name, kv, marks=[] if (number + turn) % 4 == 0 else [pytest.mark.nightly])
-        for number, name in enumerate(ADAPTED)
-        for turn, kv in enumerate(KV)
-    ],
-)
-def test_qwix_creates_exactly_the_expected_adapters(name: str, kv: str) -> None:
-    """Qwix, applied to Tunix's model, gives LoRA parameters of our names, shapes and shardings alone."""
-    import jax.numpy as jnp
-    import qwix
-    from flax import nnx
-
-    if name.startswith("fused"):  # no entry has as many key/value heads as heads: made from one that has not
-        family, architecture = shallow("google/gemma-3-270m")
-        architecture = dataclasses.replace(architecture, num_kv_heads=architecture.num_heads)
-    else:
-        family, architecture = shallow(name)
-    lora = LoraSettings(rank=4, alpha=8.0, targets=TARGETS, kv=kv, dropout=0.0)
-    adapters = build_adapters(family, architecture, lora)
-    rules = [
-        qwix.LoraRule(module_path=adapter.module.replace(".", "/"), rank=adapter.rank, alpha=1.0)
-        for adapter in adapters
-    ]
-    model, config = family.tunix_model(architecture, dtype=jnp.bfloat16)
-    tokens = jnp.ones((4, 2), jnp.int32)
-
-    def build() -> Any:
-        base = model(config, rngs=nnx.Rngs(params=0))
-        inputs = (tokens, tokens, None, jnp.ones((4, 2, 2), bool))
-        return qwix.apply_lora_to_model(base, qwix.LoraProvider(rules), *inputs, rngs=nnx.Rngs(params=0))
-
-    with mesh():
-        adapted = nnx.eval_shape(build)
-    expected = {a.a_path: (a.a_shape, a.a_spec) for a in adapters}
-    expected |= {a.b_path: (a.b_shape, a.b_spec) for a in adapters}
-    assert leaves(adapted, nnx.LoRAParam) == expected
 
 
 def test_every_decoder_family_has_a_planned_or_shipped_model() -> None:

@@ -67,8 +67,8 @@ def test_explain_describes_the_accelerator_and_its_devices(explained: Callable[.
 def test_lora_parameter_counts_match_peft(explained: Callable[..., str]) -> None:
     text = explained("lora")
     assert "489,717,760 trained parameters" in text
-    assert cells(text, "k_proj     layers.*.attn.k_einsum") == [
-        "k_proj", "layers.*.attn.k_einsum.w", "10 global", "[5376, 64] x [64, 4, 512]", "4,751,360",
+    assert cells(text, "k_proj     layers.*.attn.k_proj") == [
+        "k_proj", "layers.*.attn.k_proj.w", "10 global", "[5376, 64] x [64, 4, 512]", "4,751,360",
     ]  # fmt: skip
     totals = text[text.index("in all") :]
     assert cells(totals, "v_proj") == ["v_proj", f"{50 * 64 * (5376 + 4096):,}"]
@@ -93,18 +93,18 @@ def test_every_parameter_and_adapter_has_its_partition_spec(
     explained: Callable[..., str], loaded: Load
 ) -> None:
     text = explained("sharding", "sharding.rules=[{match: '.*down_proj.kernel', spec: [null, fsdp]}]")
-    assert cells(text, "layers.*.attn.kv_einsum.w ")[1:4] == [
+    assert cells(text, "layers.*.attn.v_proj.w ")[1:4] == [
         "50 local",
-        "[2, 16, 5376, 256]",
-        "P(None, 'tp', 'fsdp', None)",
+        "[5376, 16, 256]",
+        "P('fsdp', 'tp', None)",
     ]
     assert cells(text, "layers.*.mlp.down_proj.kernel ")[3] == "P(None, 'fsdp') (changed)"
     assert cells(text, "layers.*.mlp.down_proj.kernel ")[4] == "[21504, 1344]"
-    assert "layers.*.attn.k_einsum.w_lora_b" in text
+    assert "layers.*.attn.k_proj.w_lora_b" in text
     program = lower(loaded()).program
     assert program is not None
     assert {p.path.partition(".")[2].lstrip("0123456789.") for p in program.parameters} <= {
-        row.split(" ")[0].removeprefix("layers.*.").partition("norm.scale")[0]
+        row.split(" ")[0].removeprefix("layers.*.").partition("norm.w")[0]
         and row.split(" ")[0].partition(".")[2].lstrip("*.")
         for row in explained("sharding").splitlines()
         if row

@@ -111,7 +111,7 @@ def test_target_regex_of_absent_layers_becomes_projection_names(tmp_path: Path) 
 
 def test_sharding_rules_for_absent_layers_are_left_out(tmp_path: Path) -> None:
     rules = [
-        {"match": r"layers\.40\.attn\.q_einsum\.w", "spec": [None, "fsdp", None]},
+        {"match": r"layers\.40\.attn\.q_proj\.w", "spec": ["fsdp", None, None]},
         {"match": r".*mlp\.up_proj.*", "spec": [None, "fsdp"]},
     ]
     small, _ = miniature(tmp_path, BASE | {"sharding": {"rules": rules}})

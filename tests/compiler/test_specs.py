@@ -10,7 +10,7 @@ from recipec.runtime.model.families.base import Parameter
 PARAMETERS = [
     Parameter("layers.0.mlp.up_proj.kernel", (6, 16), ("fsdp", "tp"), ()),
     Parameter("layers.0.mlp.down_proj.kernel", (16, 6), ("tp", "fsdp"), ()),
-    Parameter("final_norm.scale", (6,), ("tp",), ()),
+    Parameter("final_norm.w", (6,), ("tp",), ()),
 ]
 
 
@@ -31,7 +31,7 @@ def test_first_sharding_rule_that_matches_the_whole_path_wins() -> None:
     assert specs(rules, {"fsdp": 1, "tp": 1}) == {
         "layers.0.mlp.down_proj.kernel": (None, "tp"),
         "layers.0.mlp.up_proj.kernel": ("tp", None),
-        "final_norm.scale": ("tp",),
+        "final_norm.w": ("tp",),
     }
 
 
@@ -43,7 +43,7 @@ def test_indivisible_dimension_is_an_error_or_is_replicated() -> None:
         resolve_specs(PARAMETERS, [], axes)
     found = specs([], axes, "replicate")
     assert found["layers.0.mlp.up_proj.kernel"] == (None, "tp")
-    assert found["final_norm.scale"] == ("tp",)
+    assert found["final_norm.w"] == ("tp",)
 
 
 def test_an_axis_that_the_mesh_lacks_splits_nothing() -> None:

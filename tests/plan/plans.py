@@ -80,9 +80,9 @@ LARGEST = (
     Temporary("layers.{}.mlp / gate_proj", "bf16[1,3072,21504]", 60, 7.38 * GIB),
     Temporary("layers.{}.mlp / up_proj", "bf16[1,3072,21504]", 60, 7.38 * GIB),
     Temporary("layers.{}.mlp / mul", "bf16[1,3072,21504]", 60, 7.38 * GIB),
-    Temporary("layers.{}.attn / attn_vec_einsum", "bf16[1,3072,32,256]", 50, 2.34 * GIB),
-    Temporary("layers.{}.attn / q_einsum", "bf16[1,3072,32,256]", 50, 2.34 * GIB),
-    Temporary("layers.{}.pre_ffw_norm / mul", "bf16[1,3072,5376]", 60, 1.85 * GIB),
+    Temporary("layers.{}.attn / o_proj", "bf16[1,3072,32,256]", 50, 2.34 * GIB),
+    Temporary("layers.{}.attn / q_proj", "bf16[1,3072,32,256]", 50, 2.34 * GIB),
+    Temporary("layers.{}.pre_feedforward_layernorm / mul", "bf16[1,3072,5376]", 60, 1.85 * GIB),
     Temporary("loss / logits of a chunk", "f32[512,262144]", 1, 0.5 * GIB),
 )
 
@@ -102,16 +102,16 @@ PLACEMENTS = (
     Placement("layers.{}.mlp.gate_proj.kernel", (5376, 21504), ("fsdp", "tp"), 60, 3.23 * GIB),
     Placement("layers.{}.mlp.up_proj.kernel", (5376, 21504), ("fsdp", "tp"), 60, 3.23 * GIB),
     Placement("layers.{}.mlp.down_proj.kernel", (21504, 5376), ("tp", "fsdp"), 60, 3.23 * GIB),
-    Placement("layers.{}.attn.q_einsum.w", (32, 5376, 256), ("tp", "fsdp", None), 50, 1.03 * GIB),
-    Placement("layers.{}.attn.kv_einsum.w", (2, 16, 5376, 256), (None, "tp", "fsdp", None), 50, 1.03 * GIB),
-    Placement("layers.{}.attn.attn_vec_einsum.w", (32, 256, 5376), ("tp", None, "fsdp"), 50, 1.03 * GIB),
+    Placement("layers.{}.attn.q_proj.w", (5376, 32, 256), ("fsdp", "tp", None), 50, 1.03 * GIB),
+    Placement("layers.{}.attn.k_proj.w", (5376, 16, 256), ("fsdp", "tp", None), 50, 0.51 * GIB),
+    Placement("layers.{}.attn.o_proj.w", (32, 256, 5376), ("tp", None, "fsdp"), 50, 1.03 * GIB),
     Placement("embedder.input_embedding", (262144, 5376), ("tp", "fsdp"), 1, 0.66 * GIB),
-    Placement("layers.{}.attn.q_einsum.w", (32, 5376, 512), ("tp", "fsdp", None), 10, 0.41 * GIB),
-    Placement("layers.{}.attn.k_einsum.w", (1, 4, 5376, 512), (None, "tp", "fsdp", None), 10, 0.05 * GIB),
+    Placement("layers.{}.attn.q_proj.w", (5376, 32, 512), ("fsdp", "tp", None), 10, 0.41 * GIB),
+    Placement("layers.{}.attn.k_proj.w", (5376, 4, 512), ("fsdp", "tp", None), 10, 0.05 * GIB),
     Placement("layers.{}.mlp.gate_proj.kernel_lora_a", (5376, 64), ("fsdp", None), 60, 0.019 * GIB),
     Placement("layers.{}.mlp.gate_proj.kernel_lora_b", (64, 21504), (None, "tp"), 60, 0.31 * GIB),
-    Placement("layers.{}.pre_attention_norm.scale", (5376,), (None,), 60, 0.0006 * GIB),
-    Placement("final_norm.scale", (5376,), (None,), 1, 10_752),
+    Placement("layers.{}.input_layernorm.w", (5376,), (None,), 60, 0.0006 * GIB),
+    Placement("final_norm.w", (5376,), (None,), 1, 10_752),
 )
 
 TIMELINE = Timeline(

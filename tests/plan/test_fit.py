@@ -192,7 +192,7 @@ def test_find_compiles_at_most_the_allowed_number() -> None:
 def test_find_does_not_compile_meshes_that_the_checks_refuse() -> None:
     """Skip meshes that the checks refuse: one of the recipe's rules shards a scalar over tp."""
     compiler = Compiler()
-    search(compiler, ("sharding.rules=[{match: 'layers.*.skip_scale', spec: [tp]}]",))
+    search(compiler, ("sharding.rules=[{match: 'layers.*.layer_scalar', spec: [tp]}]",))
     assert ("remat.policy=decoder",) in compiler.asked
     assert not any("mesh" in argument for sets in compiler.asked for argument in sets)
 

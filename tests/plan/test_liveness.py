@@ -227,7 +227,7 @@ def test_operation_is_parsed_from_op_name_metadata(note: str, expected: tuple[st
 @pytest.mark.parametrize(
     ("note", "expected"),
     [
-        (r"base[\'layers\'][17][\'attn\'][\'q_einsum\'][\'w\'].value", "layers.{}.attn.q_einsum.w"),
+        (r"base[\'layers\'][17][\'attn\'][\'q_proj\'][\'w\'].value", "layers.{}.attn.q_proj.w"),
         ("live[1]['opt_state'][2][0]['mu']['layers'][0]['mlp']['w'].value", "mu.layers.{}.mlp.w"),
         ("base['model.layers.17.mlp.up_proj.base_layer.weight']", "layers.{}.mlp.up_proj.weight"),
         ("live[1][1][0].mu['layers.3.self_attn.q_proj.lora_A']", "mu.layers.{}.self_attn.q_proj.lora_A"),

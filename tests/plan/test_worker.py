@@ -99,7 +99,7 @@ def test_planned_optimizer_updates_equal_the_generated_scripts_updates(
     theirs = script["optimizer"](script["learning_rate"](SCHEDULED_STEPS))
     ours = scheduled_optimizer(program)
     weights = {"a": jnp.linspace(-1.0, 1.0, 6).reshape(2, 3)}
-    path = next(one.path for one in program.parameters if one.path.endswith("attn_vec_einsum.w"))
+    path = next(one.path for one in program.parameters if one.path.endswith("o_proj.w"))
     weights[path] = jnp.linspace(-1.0, 1.0, 24).reshape(2, 3, 4)
     found = []
     for rule in (ours, theirs):

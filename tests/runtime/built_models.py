@@ -8,20 +8,18 @@ import jax
 import numpy as np
 from flax import nnx
 
-from recipec.runtime.model.lora import trained_mask
 from recipec.runtime.training.losses import batch_loss
 from tests.runtime import training
 
 
 def randomize(built: Any, seed: int = 0, scale: float = 0.3) -> None:
-    """Give B random values, because a zero B gives no delta; masked entries stay zero."""
-    masks = {adapter.b_path: trained_mask(adapter) for adapter in built.adapters if adapter.masked}
+    """Give B random values, because a zero B gives no delta."""
     random = np.random.default_rng(seed)
     for path, variable in nnx.iter_graph(built.model):
         name = ".".join(map(str, path))
         if isinstance(variable, nnx.LoRAParam) and name.endswith("_lora_b"):
             value = variable.get_raw_value()
-            noise = scale * random.standard_normal(value.shape) * masks.get(name, 1.0)
+            noise = scale * random.standard_normal(value.shape)
             import jax
 
             variable.set_raw_value(jax.device_put(noise.astype(value.dtype), value.sharding))

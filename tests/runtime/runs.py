@@ -42,23 +42,16 @@ def lora_section(**overrides: Any) -> dict[str, Any]:
 
 
 def random_arrays(adapters: list[Adapter], seed: int = 0, scale: float = 1.0) -> dict[str, np.ndarray]:
-    """Return random A and B of each adapter by path. B is zero where it is not trained."""
+    """Return random A and B of each adapter by path."""
     random = np.random.default_rng(seed)
     out = {}
     for adapter in adapters:
         fan_in = int(np.prod(adapter.a_shape[:-1]))
         out[adapter.a_path] = (random.standard_normal(adapter.a_shape) * fan_in**-0.5).astype(np.float32)
         b = (random.standard_normal(adapter.b_shape) * scale).astype(np.float32)
-        if adapter.target.fused:
-            whole, b = b, np.zeros_like(b)
-            for part in adapter.projections:
-                b[part.block, part.slot] = whole[part.block, part.slot]
         out[adapter.b_path] = b
         for path, shape, _ in adapter.arrays[2:]:
             out[path] = random.uniform(0.5, 1.5, shape).astype(np.float32)
-            if adapter.target.fused:
-                trained = [part.slot for part in adapter.projections]
-                out[path] *= np.isin(np.arange(shape[0]), trained).reshape(-1, *(1 for _ in shape[1:]))
     return out
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import optax
 import pytest
 import torch
-from flax import nnx
 from safetensors.numpy import save_file
 
 from recipec.runtime.checkpoints.resuming import describe
@@ -25,9 +24,7 @@ from recipec.runtime.merging.journal import RECORD
 from recipec.runtime.merging.verify import logits, token_rows
 from recipec.runtime.model.families import FAMILIES as ALL
 from recipec.runtime.model.families.decoder import DecoderFamily
-from recipec.runtime.model.loading import abstract_model
 from recipec.runtime.model.sharding import start_mesh
-from recipec.runtime.model.trained import Frozen
 from recipec.runtime.settings import MeshSettings, ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
@@ -296,27 +293,3 @@ def test_resumed_full_run_ends_with_identical_arrays(case: Case, tmp_path: Path)
         found, expected = training.arrays(ours), training.arrays(theirs)
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[path], expected[path]) for path in found)
-
-
-def test_arrays_without_checkpoint_tensors_are_frozen(tmp_path: Path) -> None:
-    """Do not train arrays that nothing reads.
-
-    In Tunix, Gemma 4's layers with shared keys and values have arrays of their own.
-    """
-    tiny.make_gemma4(
-        tmp_path / "base",
-        num_hidden_layers=3,
-        layer_types=["sliding_attention", "full_attention", "full_attention"],
-        num_kv_shared_layers=1,
-        attention_k_eq_v=False,
-    )
-    base = HFCheckpoint.open(tmp_path / "base")
-    settings = ModelSettings(id="", family="gemma4", dtype="float32")
-    built = abstract_model(base.family, base.architecture, settings, None, MESH)
-    frozen = {
-        ".".join(map(str, path)) for path, node in nnx.iter_graph(built.model) if isinstance(node, Frozen)
-    }
-    assert {path for path in frozen if "skip_scale" not in path} == {
-        "layers.2.attn.kv_einsum.w",
-        "layers.2.attn._key_norm.scale",
-    }

@@ -15,7 +15,6 @@ from recipec.compiler.lowering.program import trained_size
 from recipec.runtime.model.adapters import LoraSettings, build_adapters, by_pattern, lora_settings
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.model.initial import initial_pair
-from recipec.runtime.model.lora import trained_mask
 from recipec.runtime.peft.exporting import adapter_config, peft_pattern
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
@@ -65,20 +64,17 @@ def test_pattern_lookup_matches_peft(patterns: dict[str, int], module: str) -> N
     assert by_pattern(patterns, module, 4) == expected
 
 
-def test_fused_projections_keep_separate_ranks_and_scales() -> None:
-    adapter = gemma4_adapters(**OPTIONS)["layers.0.attn.kv_einsum.w"]
-    assert (adapter.a_shape, adapter.b_shape) == ((64, 6), (6, 2, 4, 16))
-    key, value = adapter.projections
-    assert (key.block, value.block) == (slice(0, 2), slice(2, 6))
-    assert (key.scale, value.scale) == (3.0 / math.sqrt(2), 3.0 / math.sqrt(4))
-    mask = trained_mask(adapter)
-    assert mask.shape == (6, 2, 1, 1)
-    assert mask[:, 0, 0, 0].tolist() == [1, 1, 0, 0, 0, 0]
-    assert mask[:, 1, 0, 0].tolist() == [0, 0, 1, 1, 1, 1]
-    assert trained_size(adapter) == 64 * 6 + 6 * 4 * 16
+def test_keys_and_values_keep_separate_ranks_and_scales() -> None:
+    adapters = gemma4_adapters(**OPTIONS)
+    key, value = (adapters[f"layers.0.attn.{name}_proj.w"] for name in "kv")
+    assert (key.a_shape, key.b_shape) == ((64, 2), (2, 4, 16))
+    assert (value.a_shape, value.b_shape) == ((64, 4), (4, 4, 16))
+    scales = [adapter.projections[0].scale for adapter in (key, value)]
+    assert scales == [3.0 / math.sqrt(2), 3.0 / math.sqrt(4)]
+    assert trained_size(value) == 64 * 4 + 4 * 4 * 16
     lora = LoraSettings(**OPTIONS, dropout=0.0, targets=())
-    alone = gemma4_adapters(**OPTIONS | {"targets": ("v_proj",)})["layers.0.attn.kv_einsum.w"]
-    assert np.array_equal(initial_pair(adapter, lora, 7)[0][:, 2:], initial_pair(alone, lora, 7)[0])
+    alone = gemma4_adapters(**OPTIONS | {"targets": ("v_proj",)})["layers.0.attn.v_proj.w"]
+    assert np.array_equal(initial_pair(value, lora, 7)[0], initial_pair(alone, lora, 7)[0])
 
 
 def test_shared_kv_adapter_refuses_different_ranks_or_alphas() -> None:
@@ -87,7 +83,13 @@ def test_shared_kv_adapter_refuses_different_ranks_or_alphas() -> None:
     with pytest.raises(ValueError, match="share one A"):
         gemma4_adapters(kv="shared", alpha_pattern={"v_proj": 2.0})
     adapters = gemma4_adapters(kv="shared", rank_pattern={"[kv]_proj": 2})
-    assert adapters["layers.0.attn.kv_einsum.w"].a_shape == (64, 2)
+    key, value = (adapters[f"layers.0.attn.{name}_proj.w"] for name in "kv")
+    assert key.a_shape == value.a_shape == (64, 2)
+    assert value.a_path == key.a_path == "layers.0.attn.k_proj.w_lora_a"
+    assert value.b_path == "layers.0.attn.v_proj.w_lora_b"
+    assert trained_size(value) == 2 * 4 * 16, "A counts once, with the keys"
+    lora = LoraSettings(**OPTIONS, dropout=0.0, targets=())
+    assert np.array_equal(*(initial_pair(adapter, lora, 7)[0] for adapter in (key, value)))
 
 
 def test_old_record_without_patterns_or_rslora_is_read() -> None:

@@ -118,8 +118,6 @@ def test_run_writes_expected_checkpoints_metrics_and_adapters(
     for adapter in built.adapters:
         b = found[adapter.b_path]
         assert b.any(), adapter.b_path
-        if adapter.masked:
-            assert not b[:4, 1].any() and not b[4:, 0].any(), "entries of no projection stay zero"
 
     split = 0
     for path, variable in nnx.state(trainer.optimizer, nnx.optimizer.OptState).flat_state():

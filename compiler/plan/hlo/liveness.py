@@ -146,8 +146,8 @@ def operation(note: str) -> tuple[str, str]:
 def weight_path(note: str) -> str:
     """Return the path of an argument from its note.
 
-    `base['layers'][3]['attn']['q_einsum']['w'].value` is "layers.{}.attn.q_einsum.w". A path in the
-    optimizer's state begins with the moment: "mu.layers.{}.attn.q_einsum.w". A torch name is a single key.
+    `base['layers'][3]['attn']['q_proj']['w'].value` is "layers.{}.attn.q_proj.w". A path in the
+    optimizer's state begins with the moment: "mu.layers.{}.attn.q_proj.w". A torch name is a single key.
     """
     keys = [
         "{}" if number else NUMBER.sub("{}", TORCH.sub("", text)) or moment

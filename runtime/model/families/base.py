@@ -133,6 +133,10 @@ class Architecture:
         """Return the key/value heads of a layer."""
         return self.num_kv_heads
 
+    def keys_as_values(self, layer: int) -> bool:
+        """Return whether a layer's keys are also its values."""
+        return False
+
     def window(self, layer: int) -> int | None:
         """Return the most tokens that a token of a layer sees, itself included; None for all earlier ones."""
         size: int | None = getattr(self, "sliding_window", None)
@@ -184,10 +188,10 @@ PREFIXES = ("model.language_model.", "language_model.model.", "model.", "gpt_neo
 LAYERS = r"(?:layers|h)"
 """Matches the names that `Names.layers` may be."""
 
-EXPERTS = re.compile(r"\.(moe\.(gating_einsum|linear)|experts\.(gate_up|down))$")
+EXPERTS = re.compile(r"\.experts\.(gate_up|down)$")
 """Matches the end of the paths of arrays that hold a layer's experts."""
 
-EXPERT_INPUTS = {"gating_einsum": 3, "linear": 1, "gate_up": 1, "down": 1}
+EXPERT_INPUTS = (1,)
 """The axis of each array that EXPERTS matches that is summed with the input, by the last part of its path."""
 
 
@@ -477,7 +481,7 @@ def matrices(
     """Return the axes summed with the input, of all linear layers' and experts' weights, by path."""
     linear = {target.weight: target.contract for target in family.lora_targets(architecture)}
     paths = [parameter.path for parameter in parameters if EXPERTS.search(parameter.path)]
-    return linear | {path: (EXPERT_INPUTS[path.rpartition(".")[2]],) for path in paths}
+    return linear | dict.fromkeys(paths, EXPERT_INPUTS)
 
 
 def parameter_path(keys: Sequence[Any]) -> str:
@@ -571,22 +575,6 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value
 
 
-def refuse_unlike_tunix(config: Mapping[str, Any], model: str) -> None:
-    """Refuse what none of Tunix's Gemma models supports: another activation, epsilon, biases, dropout, output
-    head.
-
-    Args:
-        config: the whole config.json.
-        model: the model's name in the message.
-    """
-    text = text_config(config)
-    built_in(config, "tie_word_embeddings", True, model)
-    built_in(text, "hidden_activation", "gelu_pytorch_tanh", model)
-    built_in(text, "rms_norm_eps", 1e-6, model)
-    built_in(text, "attention_bias", False, model)
-    built_in(text, "attention_dropout", 0.0, model)
-
-
 def listed_types(types: Any, layers: int, known: Sequence[str] = (FULL, SLIDING)) -> tuple[str, ...]:
     """Read `layer_types` of a config.json.
 
@@ -600,11 +588,6 @@ def listed_types(types: Any, layers: int, known: Sequence[str] = (FULL, SLIDING)
             f"config.json: layer_types does not name {layers} {kinds} layers", "layer_types"
         )
     return tuple(types)
-
-
-def projection(name: str, heads: int, head_dim: int, hidden: int) -> Source:
-    """Describe a query, key or value weight: [heads * head_dim, hidden] becomes [heads, hidden, head_dim]."""
-    return Source(name, (heads * head_dim, hidden), (heads, head_dim, hidden), (0, 2, 1))
 
 
 def output_projection(name: str, heads: int, head_dim: int, hidden: int) -> Source:
@@ -627,18 +610,3 @@ def plain(name: str, shape: Sequence[int]) -> Source:
 def dense(path: str, name: str, shape: tuple[int, int], spec: Spec) -> Parameter:
     """Return a weight [in, out] that is one linear layer's."""
     return Parameter(path, shape, spec, (linear(f"{name}.weight", *shape),))
-
-
-def mlp_parameters(prefix: str, hidden: int, intermediate: int) -> list[Parameter]:
-    """Return gate, up and down projection of a gated feed-forward block."""
-    into, back = ((hidden, intermediate), ("fsdp", "tp")), ((intermediate, hidden), ("tp", "fsdp"))
-    each = {f"{prefix}.mlp.gate_proj": into, f"{prefix}.mlp.up_proj": into, f"{prefix}.mlp.down_proj": back}
-    return [dense(f"{name}.kernel", name, *how) for name, how in each.items()]
-
-
-def mlp_lora_targets(layer: int) -> list[LoraTarget]:
-    """Return the feed-forward block's weights as LoRA targets."""
-    return [
-        LoraTarget(layer, f"layers.{layer}.mlp.{name}.kernel", (0,), (f"mlp.{name}",))
-        for name in ("gate_proj", "up_proj", "down_proj")
-    ]

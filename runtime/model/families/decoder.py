@@ -43,12 +43,14 @@ from .base import (
 from .description import (
     ACTIVATIONS,
     AFTER,
+    AROUND,
     LATENT,
     Conv,
     DecoderArchitecture,
     Delta,
     Experts,
     ExpertTensors,
+    FullHeads,
     Growth,
     Latent,
     Mamba,
@@ -60,6 +62,7 @@ from .rotary import read_ropes
 
 __all__ = [
     "AFTER",
+    "AROUND",
     "MULTIMODAL",
     "Conv",
     "DecoderArchitecture",
@@ -67,6 +70,7 @@ __all__ = [
     "Delta",
     "ExpertTensors",
     "Experts",
+    "FullHeads",
     "Growth",
     "Latent",
     "Mamba",
@@ -104,6 +108,7 @@ class DecoderFamily(Family):
         full_every: all layers but every such one have a window; a number, or a key of config.json. None for
             a window in all layers if `sliding_window` is set.
         further: the key of config.json for `further_layers`; "" if checkpoints hold none.
+        activation: the key of config.json for the activation.
         share: of a head's features that rotate by default; None if all of them always do.
         interleaved: whether the features that rotate together are neighbors.
     """
@@ -117,6 +122,7 @@ class DecoderFamily(Family):
     )
     full_every: int | str | None = None
     further = ""
+    activation = "hidden_act"
     share: float | None = None
     interleaved = False
 
@@ -131,7 +137,7 @@ class DecoderFamily(Family):
                 "quantization_config",
             )
         tie = tie_setting(config)
-        given = {"hidden_act": "silu", **self.defaults, **text, **({} if tie is None else {TIE: tie})}
+        given = {self.activation: "silu", **self.defaults, **text, **({} if tie is None else {TIE: tie})}
         left_out = tuple((key, number(given, key, 0.1)) for key in DROPOUT if given.get(key))
         return replace(self.describe(given), dropout=left_out)
 
@@ -180,11 +186,11 @@ class DecoderFamily(Family):
                 f"config.json: num_key_value_heads is {kv_heads}, which does not divide {heads} heads",
                 "num_key_value_heads",
             )
-        activation = config.get("hidden_act")
+        activation = config.get(self.activation)
         if activation not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise UnsupportedCheckpoint(
-                f"config.json: hidden_act is {activation!r}; known are {known}", "hidden_act"
+                f"config.json: {self.activation} is {activation!r}; known are {known}", self.activation
             )
         layer_types = different.pop("layer_types", None) or self.layer_types(config)
         turns = different.get("turns") or (True,) * len(layer_types)
@@ -249,6 +255,8 @@ class DecoderFamily(Family):
         out = [Parameter("embedder.input_embedding", (a.vocab_size, d), ("tp", "fsdp"), (embedding,))]
         for i in range(a.num_layers):
             out += self.layer(a, i)
+        if a.per_layer_input:
+            out += _per_layer_embeddings(a)
         out += _norm(a.norm, "final_norm", names.norm, d)
         if not a.tied:
             head = linear(f"{names.head}.weight", d, a.vocab_size, whole=True)
@@ -271,11 +279,16 @@ class DecoderFamily(Family):
             out += self.attention(a, i)
         if (experts := a.experts_of(i)) is not None:
             out += _mixture(a, experts, layer, self.names)
-        elif "mlp" in parts:
+        if "mlp" in parts and a.replaced_by(i) is None:
             block = f"{called}.{self.feed_forward(a)}"
-            out += _mlp(a, f"{layer}.mlp", block, self.names)
+            out += _mlp(a, f"{layer}.mlp", block, self.names, a.mlp_features(i))
         for name in a.places.names:
             out += _norm(a.norm, f"{layer}.{name}", f"{called}.{name}", a.hidden_size)
+        if a.per_layer_input:
+            out += _per_layer_input(a, layer, called)
+        if a.layer_scalar:
+            scalar = plain(f"{called}.layer_scalar", (1,))
+            out.append(Parameter(f"{layer}.layer_scalar", (1,), (None,), (scalar,), buffer=True))
         return out
 
     def attention(self, a: DecoderArchitecture, i: int) -> list[Parameter]:
@@ -286,14 +299,16 @@ class DecoderFamily(Family):
         if a.latent is not None:
             return _latent(a, i)
         path, name = f"layers.{i}.attn", f"{names.layers}.{i}.{names.attention}"
-        d, n, k, h = a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim
+        d, n, k, h = a.hidden_size, a.num_heads, a.kv_heads(i), a.layer_head_dim(i)
         widths = {"q": n, "k": k, "v": k}
-        projected = {"qkv": n + 2 * k} if "qkv" in a.fused else widths
+        projected = {letter: widths[letter] for letter in projections(a, i)}
         out = []
+        if "qkv" in a.fused:
+            projected = {"qkv": n + 2 * k}
         if "groups" in a.fused:
             projected, out = {}, _groups(a, f"{path}.qkv_proj", f"{name}.{names.qkv}")
         for letter, heads in projected.items():
-            wide = a.query_width if letter == "q" else h
+            wide = a.query_width(i) if letter == "q" else h
             called = f"{name}.{names.qkv}" if letter == "qkv" else f"{name}.{letter}_proj"
             out.append(_projection(f"{path}.{letter}_proj", called, d, heads, wide))
             if letter in a.biases:
@@ -307,6 +322,8 @@ class DecoderFamily(Family):
         if a.sinks:
             out.append(_vector(f"{path}.sinks", f"{name}.sinks", n))
         for letter, called in zip("qk", names.qk_norms, strict=True) if a.qk_norm else ():
+            if letter == "k" and a.shares_kv(i):
+                continue
             norm = f"{path}.{letter}_norm.w", f"{name}.{called}.weight"
             if a.qk_norm == "each":
                 each = (f"{name}.{letter}_layernorm.norms.{i}.weight" for i in range(widths[letter]))
@@ -318,7 +335,7 @@ class DecoderFamily(Family):
 
     def feed_forward(self, architecture: Architecture) -> str:
         experts = described(architecture).experts
-        return self.names.mlp if experts is None else experts.tensors.block
+        return self.names.mlp if experts is None or experts.added else experts.tensors.block
 
     def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
         a = described(architecture)
@@ -329,7 +346,7 @@ class DecoderFamily(Family):
                 contract = (0, 1) if weight.endswith((".o_proj.w", ".out_proj.w")) else (0,)
                 slots = (f"{module}.{hf}",)
                 out.append(LoraTarget(i, f"{layer}.{weight}", contract, slots, holder=names.layers))
-            experts, block, path = a.experts_of(i), self.feed_forward(a), f"{layer}.mlp"
+            experts, block, path = a.replaced_by(i), self.feed_forward(a), f"{layer}.mlp"
             latent = LATENT if experts is not None and experts.latent else ()
             fed = [(f"{path}.{name}.kernel", f"{block}.{name}") for name in latent]
             if experts is not None:
@@ -365,6 +382,13 @@ class DecoderFamily(Family):
         from .. import decoder
 
         return [(decoder, "attend", decoder.by_kernel(attend))]
+
+
+def projections(a: DecoderArchitecture, layer: int) -> str:
+    """Return the letters of the projections that a layer has for itself: some of "qkv"."""
+    if a.shares_kv(layer):
+        return "q"
+    return "qk" if a.keys_as_values(layer) else "qkv"
 
 
 def described(architecture: Architecture) -> DecoderArchitecture:
@@ -472,9 +496,10 @@ def features_first(name: str, heads: int, head_dim: int, hidden: int) -> Source:
 
 
 def _projection(path: str, name: str, hidden: int, heads: int, head_dim: int) -> Parameter:
-    """Return the weight that projects the residual stream to heads."""
+    """Return the weight that projects the residual stream to heads. A single head is whole on each device."""
     source = features_first(f"{name}.weight", heads, head_dim, hidden)
-    return Parameter(f"{path}.w", (hidden, heads, head_dim), ("fsdp", "tp", None), (source,))
+    spec = "fsdp", None if heads == 1 else "tp", None
+    return Parameter(f"{path}.w", (hidden, heads, head_dim), spec, (source,))
 
 
 def _mixers(a: DecoderArchitecture, names: Names, i: int) -> Iterator[tuple[str, str, str]]:
@@ -495,15 +520,15 @@ def _mixers(a: DecoderArchitecture, names: Names, i: int) -> Iterator[tuple[str,
             yield names.delta, name, f"attn.{name}.{'kernel' if len(features) == 1 else 'w'}"
         yield names.delta, "out_proj", "attn.out_proj.w"
     if "attention" in parts:
-        for name, called in _attention_names(a, names).items():
+        for name, called in _attention_names(a, names, i).items():
             flat = len(a.latent_projections.get(name, ())) == 2
             yield names.attention, called, f"attn.{name}.{'kernel' if flat else 'w'}"
 
 
-def _attention_names(a: DecoderArchitecture, names: Names) -> dict[str, str]:
-    """Return the names of attention's projections, here and Hugging Face's."""
+def _attention_names(a: DecoderArchitecture, names: Names, i: int) -> dict[str, str]:
+    """Return the names of the projections of a layer's attention, here and Hugging Face's."""
     fused = "qkv" in a.fused or "groups" in a.fused
-    out = {"qkv_proj": names.qkv} if fused else {f"{one}_proj": f"{one}_proj" for one in "qkv"}
+    out = {"qkv_proj": names.qkv} if fused else {f"{one}_proj": f"{one}_proj" for one in projections(a, i)}
     if a.latent is not None:
         out = {name: name for name in a.latent_projections}
     if a.gate_apart:
@@ -634,7 +659,7 @@ def _latent(a: DecoderArchitecture, i: int) -> list[Parameter]:
         out.append(dense(kernel, f"{name}.{projection}", (shape[0], shape[1]), ("fsdp", None)))
     for norm, features in a.latent_norms.items():
         out.append(_vector(f"{path}.{norm}.w", f"{name}.{norm}.weight", features))
-    heads = a.num_heads, a.value_dim, a.hidden_size
+    heads = a.num_heads, a.value_dim(i), a.hidden_size
     source = output_projection(f"{name}.o_proj.weight", *heads)
     return [*out, Parameter(f"{path}.o_proj.w", heads, ("tp", None, "fsdp"), (source,))]
 
@@ -698,15 +723,47 @@ def _xielu(path: str, module: str) -> list[Parameter]:
     return out
 
 
+def _per_layer_embeddings(a: DecoderArchitecture) -> list[Parameter]:
+    """Return the arrays of what all layers' own inputs are made from: the table [V, L, P] of embeddings, and
+    a projection of the model's embeddings with its norm."""
+    d, layers, width = a.hidden_size, a.num_layers, a.per_layer_input
+    table, name = (a.vocab_size, layers, width), "per_layer_model_projection"
+    rows = Source("embed_tokens_per_layer.weight", (a.vocab_size, layers * width), table, (0, 1, 2))
+    into = Source(f"{name}.weight", (layers * width, d), (layers, width, d), (2, 0, 1))
+    return [
+        Parameter("embedder.per_layer_input_embedding", table, ("tp", None, "fsdp"), (rows,)),
+        Parameter(f"embedder.{name}.w", (d, layers, width), ("fsdp", None, "tp"), (into,)),
+        *_norm(a.norm, "embedder.per_layer_projection_norm", "per_layer_projection_norm", width),
+    ]
+
+
+def _per_layer_input(a: DecoderArchitecture, layer: str, called: str) -> list[Parameter]:
+    """Return the arrays by which a layer reads its own input."""
+    d, width = a.hidden_size, a.per_layer_input
+    gate, back = "per_layer_input_gate", "per_layer_projection"
+    return [
+        dense(f"{layer}.{gate}.kernel", f"{called}.{gate}", (d, width), ("fsdp", "tp")),
+        dense(f"{layer}.{back}.kernel", f"{called}.{back}", (width, d), ("tp", "fsdp")),
+        *_norm(a.norm, f"{layer}.post_per_layer_input_norm", f"{called}.post_per_layer_input_norm", d),
+    ]
+
+
 def _mixture(a: DecoderArchitecture, experts: Experts, layer: str, called: Names) -> list[Parameter]:
     """Return the arrays of a layer's experts, of their router and of the shared expert."""
     d, e, f, names = a.hidden_size, experts.count, experts.size, experts.tensors
     wide, halves = experts.latent or d, 2 if a.gated else 1
-    path, module = f"{layer}.mlp", f"{layer}.{names.block}"
+    path, module = f"{layer}.{mixture(experts)}", f"{layer}.{names.block}".rstrip(".")
     router = f"{module}.{names.router}"
     out = [dense(f"{path}.router.kernel", router, (d, e), (None, None))]
     if experts.biases:
         out.append(Parameter(f"{path}.router.bias", (e,), (None,), (plain(f"{router}.bias", (e,)),)))
+    if experts.added:
+        inputs, outputs = (
+            plain(f"{module}.router.scale", (d,)),
+            plain(f"{module}.router.per_expert_scale", (e,)),
+        )
+        out.append(Parameter(f"{path}.router_scale", (d,), (None,), (inputs,)))
+        out.append(Parameter(f"{path}.per_expert_scale", (e,), (None,), (outputs,)))
     if experts.correction:
         shape = (1, e) if names.boxed else (e,)
         source = Source(f"{module}.{names.correction}", shape, (e,), (0,))
@@ -742,11 +799,16 @@ def _mixture(a: DecoderArchitecture, experts: Experts, layer: str, called: Names
     return out
 
 
+def mixture(experts: Experts) -> str:
+    """Return the name of the experts' module in a layer of runtime/model/decoder.py."""
+    return "moe" if experts.added else "mlp"
+
+
 def _mixture_targets(experts: Experts, i: int) -> list[LoraTarget]:
     """Return a layer's router and experts as LoRA targets, with transformers' names."""
-    names, path = experts.tensors, f"layers.{i}.mlp"
+    names, path = experts.tensors, f"layers.{i}.{mixture(experts)}"
     module = names.held or names.block
-    router, (both, down) = f"{module}.{names.router}", (f"{module}.{name}" for name in names.together)
+    router, both, down = (f"{module}.{name}".lstrip(".") for name in (names.router, *names.together))
     weight = "" if names.linear_router else f"{router}.weight"
     out = [
         LoraTarget(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..rope import Rope
-from .base import CHUNKED, HYBRID, LINEAR, NONE, Architecture
+from .base import CHUNKED, FULL, HYBRID, LINEAR, NONE, Architecture
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "gelu_new", "gelu_fast", "xielu")
 """The activations of config.json that runtime/model/decoder.py supports."""
@@ -56,6 +56,9 @@ class Places:
     Attributes:
         before_attention, before_mlp: applied to a block's input.
         after_attention, after_mlp: applied to its output, before it is added to the residual stream.
+        before_experts, after_experts, after_dense: in a layer whose experts are computed next to its
+            feed-forward block: applied to the experts' input, to their output, and to the block's output,
+            before both outputs are added.
         parallel: whether both blocks read the layer's input, and are added together. Without a norm of its
             own, the feed-forward block reads the output of the norm before attention.
     """
@@ -65,12 +68,25 @@ class Places:
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
     parallel: bool = False
+    before_experts: str | None = None
+    after_experts: str | None = None
+    after_dense: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        places = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
+        places = (
+            *(self.before_attention, self.after_attention, self.before_mlp, self.after_mlp),
+            *(self.before_experts, self.after_experts, self.after_dense),
+        )
         return tuple(dict.fromkeys(name for name in places if name is not None))
 
+
+AROUND = Places(
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+"""Norms on each block's input and output."""
 
 AFTER = Places(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 """Norms only on each block's output."""
@@ -236,7 +252,7 @@ class ExpertTensors:
     """How a checkpoint names the experts of a layer, and how it stores them.
 
     Attributes:
-        block: the module of the feed-forward block.
+        block: the module of the feed-forward block; "" for the layer itself.
         router: the module in it whose weight computes the scores.
         correction: the tensor in it that is added to the scores only for the choice.
         boxed: whether that tensor is [1, E], rather than [E].
@@ -276,7 +292,27 @@ class ExpertTensors:
     @property
     def shared_module(self) -> str:
         """Return the name in a layer of the expert that every token goes through."""
-        return self.shared if self.beside else f"{self.block}.{self.shared}"
+        return self.shared if self.beside else self.within(self.shared)
+
+    def within(self, name: str) -> str:
+        """Return the name in a layer of what is in the block."""
+        return f"{self.block}.{name}" if self.block else name
+
+
+@dataclass(frozen=True)
+class FullHeads:
+    """The heads of FULL layers, if they differ from those of other layers.
+
+    Attributes:
+        kv_heads: of keys and values.
+        head_dim: features of a head.
+        keys_as_values: whether a token's projected keys, before their norm and rotation, are also its values,
+            so that there is no projection of values.
+    """
+
+    kv_heads: int
+    head_dim: int
+    keys_as_values: bool = False
 
 
 LATENT = ("fc1_latent_proj", "fc2_latent_proj")
@@ -308,6 +344,10 @@ class Experts:
             (LATENT); 0 for the hidden size.
         shared: features of the expert that every token goes through; 0 for none.
         shared_gate: whether the shared expert's output is multiplied by its own gate.
+        added: whether they are computed next to the feed-forward block, rather than in its place. Their
+            router then reads the residual stream, divided by its root mean square and multiplied by a
+            learned scale (`router_scale`), and an expert's score is multiplied by its learned scale
+            (`per_expert_scale`).
         tensors: how a checkpoint stores the experts.
     """
 
@@ -330,6 +370,7 @@ class Experts:
     latent: int = 0
     shared: int = 0
     shared_gate: bool = False
+    added: bool = False
     tensors: ExpertTensors = ExpertTensors()
 
 
@@ -351,6 +392,10 @@ class DecoderArchitecture(Architecture):
             where it reads the same input as attention, and both outputs are added.
         lone: whether a layer has one block: its attention or state, or in NONE layers the feed-forward block.
         latent: of attention; None for keys and values of their own in each head.
+        full_heads: of FULL layers; None if all layers have heads of one size.
+        kv_shared_layers: how many of the last layers have no keys and values of their own: they read those of
+            the last layer before these that is of the same kind.
+        value_norm: whether each head's values are divided by their root mean square.
         output_gate: whether the query projection also makes a gate, by whose sigmoid attention's output is
             multiplied; within a head, the gate's features come after the query's.
         gate_apart: whether that gate has a projection of its own instead, `gate_proj`.
@@ -371,9 +416,16 @@ class DecoderArchitecture(Architecture):
             (gate_up_proj), and "delta": two tensors, by key head, instead of four for a gated delta net's
             input.
         attention_scale: factor of the scores.
+        score_softcap: scores s become score_softcap * tanh(s / score_softcap); None for none.
         embedding_scale, residual_scale, logit_scale: factors of embeddings, of each block's output and of the
             logits.
+        logit_softcap: logits are capped as scores are; None for none.
         scales: factors within a layer.
+        wide_mlp: features within the feed-forward block of layers that share keys and values; 0 for as many
+            as in other layers.
+        per_layer_input: features of the input that each layer gets from the token itself, by an embedding of
+            its own; 0 for none.
+        layer_scalar: whether a layer's output is multiplied by a number of the checkpoint.
         embedding: the checkpoint's name of the embedding, if it is not that of the module; else "".
         longest: the most tokens of a sample whose tokens see all earlier ones, as computed here; None for
             any number.
@@ -397,6 +449,9 @@ class DecoderArchitecture(Architecture):
     conv: Conv | None = None
     lone: bool = False
     latent: Latent | None = None
+    full_heads: FullHeads | None = None
+    kv_shared_layers: int = 0
+    value_norm: bool = False
     output_gate: bool = False
     gate_apart: bool = False
     clip: float | None = None
@@ -414,9 +469,14 @@ class DecoderArchitecture(Architecture):
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     scales: Scales = Scales()
+    wide_mlp: int = 0
+    per_layer_input: int = 0
+    layer_scalar: bool = False
     embedding: str = ""
     longest: int | None = None
     query_growth: Growth | None = None
+    score_softcap: float | None = None
+    logit_softcap: float | None = None
     dropout: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -451,7 +511,43 @@ class DecoderArchitecture(Architecture):
             return self.delta.value_heads, self.delta.key_heads
         if self.mamba is not None and "mamba" in parts and "attention" not in parts:
             return self.mamba.heads, self.mamba.heads
+        if self.full_heads is not None and self.layer_types[layer] == FULL:
+            return self.num_heads, self.full_heads.kv_heads
         return self.num_heads, self.num_kv_heads
+
+    def layer_head_dim(self, layer: int) -> int:
+        """Return the features of a head of a layer's queries and keys."""
+        return self.kind_head_dim(self.layer_types[layer])
+
+    def kind_head_dim(self, kind: str) -> int:
+        """Return the features of a head of queries and keys in layers of a kind."""
+        return self.full_heads.head_dim if self.full_heads is not None and kind == FULL else self.head_dim
+
+    def keys_as_values(self, layer: int) -> bool:
+        """Return whether a layer's keys are also its values."""
+        full = self.full_heads if self.layer_types[layer] == FULL else None
+        return full is not None and full.keys_as_values
+
+    @property
+    def k_eq_v(self) -> bool:
+        """Return whether keys are also values in some layers."""
+        return any(self.keys_as_values(layer) for layer in range(self.num_layers))
+
+    def shares_kv(self, layer: int) -> bool:
+        """Return whether a layer reads the keys and values of an earlier one."""
+        return layer >= self.num_layers - self.kv_shared_layers
+
+    def kv_layer(self, layer: int) -> int:
+        """Return the layer whose keys and values a layer reads."""
+        if not self.shares_kv(layer):
+            return layer
+        kind, own = self.layer_types[layer], self.layer_types[: self.num_layers - self.kv_shared_layers]
+        return max(i for i, other in enumerate(own) if other == kind)
+
+    def lends_kv(self, layer: int) -> bool:
+        """Return whether a later layer reads the keys and values of a layer."""
+        shared = range(self.num_layers - self.kv_shared_layers, self.num_layers)
+        return any(self.kv_layer(i) == layer for i in shared)
 
     @property
     def delta_projections(self) -> dict[str, tuple[int, ...]]:
@@ -471,10 +567,10 @@ class DecoderArchitecture(Architecture):
             "in_proj_a": (values,),
         }
 
-    @property
-    def query_width(self) -> int:
+    def query_width(self, layer: int) -> int:
         """Return the features that the query projection makes for a head, those of a gate included."""
-        return 2 * self.head_dim if self.output_gate and not self.gate_apart else self.head_dim
+        head_dim = self.layer_head_dim(layer)
+        return 2 * head_dim if self.output_gate and not self.gate_apart else head_dim
 
     @property
     def latent_projections(self) -> dict[str, tuple[int, ...]]:
@@ -497,15 +593,13 @@ class DecoderArchitecture(Architecture):
         shapes = self.latent_projections.items()
         return {name.replace("b_proj", "a_layernorm"): shape[0] for name, shape in shapes if "_b_" in name}
 
-    @property
-    def value_dim(self) -> int:
+    def value_dim(self, layer: int) -> int:
         """Return the features of a head's values."""
-        return self.head_dim if self.latent is None else self.latent.values
+        return self.layer_head_dim(layer) if self.latent is None else self.latent.values
 
-    @property
-    def turned_dim(self) -> int:
-        """Return the features of a head from which a rotation takes its share."""
-        return self.head_dim if self.latent is None else self.latent.turned
+    def turned_dim(self, kind: str) -> int:
+        """Return the features of a head from which the rotation of a kind of layer takes its share."""
+        return self.kind_head_dim(kind) if self.latent is None else self.latent.turned
 
     def window(self, layer: int) -> int | None:
         return self.chunk if self.layer_types[layer] == CHUNKED else super().window(layer)
@@ -520,6 +614,15 @@ class DecoderArchitecture(Architecture):
         """Return the experts of a layer; None if it has no feed-forward block, or one without experts."""
         has = "mlp" in self.parts(layer) and (not self.routed or self.routed[layer])
         return self.experts if has else None
+
+    def replaced_by(self, layer: int) -> Experts | None:
+        """Return the experts that replace a layer's feed-forward block; None if it has that block."""
+        experts = self.experts_of(layer)
+        return None if experts is None or experts.added else experts
+
+    def mlp_features(self, layer: int) -> int:
+        """Return the features within a layer's feed-forward block."""
+        return self.wide_mlp if self.wide_mlp and self.shares_kv(layer) else self.intermediate_size
 
     @property
     def routing(self) -> tuple[int, int]:

@@ -148,6 +148,8 @@ def _scaled(rope: Rope, config: Mapping[str, Any], key: str, turned: int) -> Rop
         return rope
     if kind == "linear":
         return replace(rope, factor=_factor(scaling, key))
+    if kind == "proportional":
+        return replace(rope, factor=_factor(scaling, key) if scaling.get("factor") is not None else 1.0)
     if kind == "dynamic":
         if turned == 2:
             raise UnsupportedCheckpoint(
