@@ -67,7 +67,8 @@ def test_explain_describes_the_accelerator_and_its_devices(explained: Callable[.
 def test_lora_parameter_counts_match_peft(explained: Callable[..., str]) -> None:
     text = explained("lora")
     assert "489,717,760 trained parameters" in text
-    assert cells(text, "k_proj     layers.*.attn.k_proj") == [
+    rows = [row for row in text.splitlines() if row.startswith("k_proj ") and " global " in row]
+    assert [cell.strip() for cell in rows[0].split("  ") if cell.strip()] == [
         "k_proj", "layers.*.attn.k_proj.w", "10 global", "[5376, 64] x [64, 4, 512]", "4,751,360",
     ]  # fmt: skip
     totals = text[text.index("in all") :]
@@ -115,8 +116,7 @@ def test_the_optimizer_chain_is_in_order(explained: Callable[..., str]) -> None:
     text = explained("train.optimizer", "train.optimizer.max_grad_norm=1.0")
     chain = next(row for row in text.splitlines() if row.startswith("optimizer:"))
     places = [
-        chain.index(word)
-        for word in ("mean gradient of 2 micro-batches", "zero", "clip_by_global_norm(1)", "adamw(")
+        chain.index(word) for word in ("mean gradient of 2 micro-batches", "clip_by_global_norm(1)", "adamw(")
     ]
     assert places == sorted(places)
     assert "no clipping" in explained("train.optimizer")

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,7 +24,7 @@ from recipec.compiler.plan import abstract as steps
 from recipec.compiler.plan import worker
 from recipec.compiler.plan.depth import shortened
 from recipec.compiler.plan.results import Failed, Job
-from recipec.runtime.model import forward
+from recipec.runtime.model import decoder, layers
 from tests.plan.plans import abstract, lowered
 from tests.waiting import gone, running
 
@@ -206,7 +207,7 @@ def test_planned_step_has_the_same_constraints_as_tunix_on_a_tpu(
 def test_constraint_count_falls_if_the_constrain_helper_does_nothing(
     program: Program, ours: Counter[str]
 ) -> None:
-    with mock.patch.object(forward.sharding, "constrain", lambda x, spec, eager=False: x):
+    with constraining(lambda x, spec, eager=False: x):
         dropped = constraints(program)
     assert sum(dropped.values()) < sum(ours.values()) / 2
 
@@ -227,4 +228,12 @@ def tunix_on_a_tpu() -> Any:
         with mock.patch.object(sharding_utils, "jax", fake):
             return shard(x, spec, eager)
 
-    return mock.patch.object(forward.sharding, "constrain", on_a_tpu)
+    return constraining(on_a_tpu)
+
+
+def constraining(constrain: Any) -> Any:
+    """Replace the helper in the modules of a decoder."""
+    stack = ExitStack()
+    for module in (decoder, layers):
+        stack.enter_context(mock.patch.object(module, "constrain", constrain))
+    return stack
