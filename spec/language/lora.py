@@ -234,8 +234,8 @@ class Lora(Section):
         },
     )
     kv: Literal["independent", "shared"] = field(
-        "For a fused weight of key and value: independent gives each its own A, as PEFT does; shared gives "
-        "them one A, as Qwix does.",
+        "For the keys and values of a layer: independent gives each its own A, as PEFT does; shared gives "
+        "them one A, as Qwix does for Tunix's fused weight.",
         "independent",
         choices={
             "independent": "K and V have an A each, as in PEFT.",
