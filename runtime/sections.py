@@ -163,8 +163,8 @@ class Lora:
             begin anew.
         plus_ratio: LoRA+: ratio of B's learning rate to A's; null gives both the same.
         dtype: Type of the adapters.
-        kv: For a fused weight of key and value: independent gives each its own A, as PEFT does; shared gives
-            them one A, as Qwix does.
+        kv: For the keys and values of a layer: independent gives each its own A, as PEFT does; shared gives
+            them one A, as Qwix does for Tunix's fused weight.
         quantize: Quantization of the frozen base weights (QLoRA) of linear layers and experts; null keeps
             model.dtype.
         products: Multiply the frozen weights in the eight bits in which they are stored, with activations

@@ -11,9 +11,9 @@ from recipec.compiler.lowering.divided import Indivisible, indivisible
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.hardware import arranged
 from recipec.compiler.wording import anywhere, divisors, grouped, listing, split_layer
-from recipec.runtime.checkpoints.older_names import mentioned
 from recipec.runtime.model.adapters import placed
 from recipec.runtime.model.families.base import Spec
+from recipec.runtime.model.older_names import mentioned
 from recipec.runtime.model.partition_rules import TOKENS, axes_of
 from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow

@@ -15,7 +15,6 @@ from flax import nnx
 
 from . import layers
 from .families.base import CHUNKED
-from .families.decoder import projections
 from .families.description import Experts, Norm
 from .layers import (
     ACTIVATIONS,
@@ -152,7 +151,7 @@ class Attention(Block):
         """Add what makes queries, keys and values."""
         a, dtype = config.architecture, config.dtype
         d, n, k, h = a.hidden_size, a.num_heads, a.kv_heads(layer), a.layer_head_dim(layer)
-        letters = projections(a, layer)
+        letters = a.projections(layer)
         projected = {letter: n if letter == "q" else k for letter in letters}
         if "qkv" in a.fused:
             projected = {"qkv": n + 2 * k}

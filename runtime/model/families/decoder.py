@@ -301,7 +301,7 @@ class DecoderFamily(Family):
         path, name = f"layers.{i}.attn", f"{names.layers}.{i}.{names.attention}"
         d, n, k, h = a.hidden_size, a.num_heads, a.kv_heads(i), a.layer_head_dim(i)
         widths = {"q": n, "k": k, "v": k}
-        projected = {letter: widths[letter] for letter in projections(a, i)}
+        projected = {letter: widths[letter] for letter in a.projections(i)}
         out = []
         if "qkv" in a.fused:
             projected = {"qkv": n + 2 * k}
@@ -382,13 +382,6 @@ class DecoderFamily(Family):
         from .. import decoder
 
         return [(decoder, "attend", decoder.by_kernel(attend))]
-
-
-def projections(a: DecoderArchitecture, layer: int) -> str:
-    """Return the letters of the projections that a layer has for itself: some of "qkv"."""
-    if a.shares_kv(layer):
-        return "q"
-    return "qk" if a.keys_as_values(layer) else "qkv"
 
 
 def described(architecture: Architecture) -> DecoderArchitecture:
@@ -528,7 +521,7 @@ def _mixers(a: DecoderArchitecture, names: Names, i: int) -> Iterator[tuple[str,
 def _attention_names(a: DecoderArchitecture, names: Names, i: int) -> dict[str, str]:
     """Return the names of the projections of a layer's attention, here and Hugging Face's."""
     fused = "qkv" in a.fused or "groups" in a.fused
-    out = {"qkv_proj": names.qkv} if fused else {f"{one}_proj": f"{one}_proj" for one in projections(a, i)}
+    out = {"qkv_proj": names.qkv} if fused else {f"{one}_proj": f"{one}_proj" for one in a.projections(i)}
     if a.latent is not None:
         out = {name: name for name in a.latent_projections}
     if a.gate_apart:

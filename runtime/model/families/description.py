@@ -544,6 +544,12 @@ class DecoderArchitecture(Architecture):
         kind, own = self.layer_types[layer], self.layer_types[: self.num_layers - self.kv_shared_layers]
         return max(i for i, other in enumerate(own) if other == kind)
 
+    def projections(self, layer: int) -> str:
+        """Return the letters of the projections that a layer has for itself: some of "qkv"."""
+        if self.shares_kv(layer):
+            return "q"
+        return "qk" if self.keys_as_values(layer) else "qkv"
+
     def lends_kv(self, layer: int) -> bool:
         """Return whether a later layer reads the keys and values of a layer."""
         shared = range(self.num_layers - self.kv_shared_layers, self.num_layers)
