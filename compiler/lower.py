@@ -63,7 +63,7 @@ def _program(facts: Facts, text: str, notes: tuple[Diagnostic, ...]) -> Program:
     family, architecture = facts.model.family, facts.model.architecture
     on_indivisible = "replicate" if facts.replicates else "error"
     resolved = resolve_specs(facts.defaults, facts.rules, facts.axes, on_indivisible)
-    parameters = train_only(resolved, recipe.train.only)
+    parameters = train_only(resolved, recipe.train.trainable_modules)
     specs = {parameter.path: parameter.spec for parameter in parameters}
     adapters = [placed(adapter, specs[adapter.target.weight]) for adapter in facts.adapters or ()]
     return Program(

@@ -164,7 +164,7 @@ def _data_files(lock: Mapping[str, Any]) -> list[str]:
     data = lock["recipe"].get("data", {})
     sources = [*data.get("train", []), *data.get("eval", [])]
     paths = {source["path"] for source in sources}
-    paths.add((lock["recipe"].get("train", {}).get("samples") or {}).get("prompts"))
+    paths.add((lock["recipe"].get("train", {}).get("generations") or {}).get("prompts"))
     paths.add((lock["recipe"].get("lora") or {}).get("start_from"))
     if (tokenizer := lock["recipe"].get("model", {}).get("tokenizer") or "").startswith("./"):
         paths.add(tokenizer.removeprefix("./"))

@@ -67,7 +67,7 @@ near train.micro_batch_size: rows per GPU; the rows per step are the same
 lost data.eval data.eval_fraction: the tool evaluates on other rows, or on none; what is trained is the same
 lost train.eval_every: the tool does not evaluate
 lost train.early_stopping: the tool runs until its last step, or stops by another rule
-lost train.samples: the tool answers no prompts during training
+lost train.generations: the tool answers no prompts during training
 lost checkpoint.keep_best: the tool does not keep the checkpoint of the best evaluation
 lost data.overlong: the tool cuts longer samples in its own way, and trains on the rest
 lost checkpoint.directory checkpoint.every_steps checkpoint.keep: where and when checkpoints are kept

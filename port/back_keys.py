@@ -36,7 +36,7 @@ lora.rslora                    use_rslora            =                    peft_u
 lora.dropout                   lora_dropout          =                    =
 lora.rank_pattern              -                     -                    lora_rank_pattern
 lora.alpha_pattern             -                     -                    lora_alpha_pattern
-lora.plus_ratio                -                     loraplus_lr_ratio    =
+lora.loraplus_lr_ratio                -                     loraplus_lr_ratio    =
 train.neftune_noise_alpha      neftune_noise_alpha   =                    =
 data.max_length                max_length            cutoff_len           sequence_len
 data.eval_fraction             test_split_size       val_size             val_set_size
@@ -151,7 +151,7 @@ class Config:
     @property
     def saved_modules(self) -> list[str]:
         """PEFT's names of the modules that are trained whole, [] if one of them is another expression."""
-        wanted = self.recipe.lora.train_also if self.recipe.lora else []
+        wanted = self.recipe.lora.modules_to_save if self.recipe.lora else []
         names = [re.sub(r"\\(.)", r"\1", one.removeprefix(".*")) for one in wanted]
         made = [name if name in SINGLE else f".*{re.escape(name)}" for name in names]
         return names if made == wanted else []
@@ -420,8 +420,8 @@ def _axolotl(config: Config) -> None:
         found, regular, parameters = targets(config)
         keys["lora_target_modules"] = regular or found
         keys |= {"lora_target_parameters": parameters} if parameters else {}
-        if lora.train_tokens and all(isinstance(token, int) for token in lora.train_tokens):
-            keys["peft_trainable_token_indices"] = [*lora.train_tokens]
+        if lora.trainable_tokens and all(isinstance(token, int) for token in lora.trainable_tokens):
+            keys["peft_trainable_token_indices"] = [*lora.trainable_tokens]
         if lora.init == "gaussian" or (principal(lora.init) and lora.init != "loftq"):
             keys["peft_init_lora_weights"] = lora.init
         config.start("lora_model_dir")
@@ -464,7 +464,7 @@ def _axolotl(config: Config) -> None:
     name, schedule = _schedule(config)
     keys["lr_scheduler"] = "constant_with_warmup" if name == "constant" and _warms(recipe) else name
     if name == "cosine_with_min_lr":
-        keys |= {"lr_scheduler": "cosine", "cosine_min_lr_ratio": recipe.train.schedule.final_ratio}
+        keys |= {"lr_scheduler": "cosine", "cosine_min_lr_ratio": recipe.train.schedule.min_lr_ratio}
     elif schedule:
         keys["lr_scheduler_kwargs"] = schedule
     if not _warms(recipe):
@@ -591,11 +591,11 @@ def _optimizer(config: Config, key: str) -> None:
 def _schedule(config: Config) -> tuple[str, dict[str, Any]]:
     """Return transformers' name of the schedule, and its arguments."""
     schedule, rate = config.recipe.train.schedule, config.recipe.train.optimizer.learning_rate
-    if schedule.name == "constant" or not schedule.final_ratio:
+    if schedule.name == "constant" or not schedule.min_lr_ratio:
         return schedule.name, {}
     if schedule.name == "cosine":
-        return "cosine_with_min_lr", {"min_lr_rate": schedule.final_ratio}
-    return "polynomial", {"lr_end": schedule.final_ratio * rate, "power": 1.0}
+        return "cosine_with_min_lr", {"min_lr_rate": schedule.min_lr_ratio}
+    return "polynomial", {"lr_end": schedule.min_lr_ratio * rate, "power": 1.0}
 
 
 def _warms(recipe: Recipe) -> bool:

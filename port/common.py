@@ -94,7 +94,7 @@ media audio_sampling_rate crop_to_patches freeze_mm_modules freeze_multi_modal_p
 
 
 METHODS = table("""
-number loraplus_lr_ratio lorap_lr_ratio -> lora.plus_ratio
+number loraplus_lr_ratio lorap_lr_ratio -> lora.loraplus_lr_ratio
 number neftune_noise_alpha -> train.neftune_noise_alpha: the noise shrinks with the square root of a row's
     tokens; padding counts, and recipec may pad differently
 number z_loss_multiplier -> train.z_loss
@@ -125,9 +125,9 @@ def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> Says:
                 for name in names
                 if not (tied and name == "lm_head")
             ]
-            made = list(dict.fromkeys([*(keys.ledger.value("lora.train_also") or ()), *made]))
+            made = list(dict.fromkeys([*(keys.ledger.value("lora.modules_to_save") or ()), *made]))
             apart = tied and not keys.flag("peft_ensure_weight_tying")
-            yield keys.say(key, {"lora.train_also": made}, f"{TIED}; {WHOLE}" if apart else WHOLE)
+            yield keys.say(key, {"lora.modules_to_save": made}, f"{TIED}; {WHOLE}" if apart else WHOLE)
     for key in ("trainable_token_indices", "peft_trainable_token_indices"):
         if adapted and key not in keys.said and keys.given(key) and keys.value(key) not in off:
             yield from adapters.say_tokens(keys, key)
@@ -135,7 +135,7 @@ def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> Says:
         on = [key for key in row.keys if keys.given(key) and keys.value(key) not in off]
         if not on or keys.said.intersection(on) or not (adapted if row.target.startswith("lora.") else sft):
             continue
-        if row.target == "lora.plus_ratio" and keys.tool == "Axolotl":
+        if row.target == "lora.loraplus_lr_ratio" and keys.tool == "Axolotl":
             sets = {row.target: keys.number(on[0]), "train.optimizer.weight_decay": 0.0}
             yield keys.same(on[0], sets, UNDECAYED)
         else:
@@ -213,7 +213,9 @@ def say_tokens(keys: Keys, key: str, resizes: str = "") -> Says:
         tied = _tied(keys)
         made = ["embed_tokens"] if tied else ["embed_tokens", "lm_head"]
         note = f"{keys.tool} trains them in a resized vocabulary; {f'{TIED}; ' if tied else ''}{WHOLE}"
-        yield keys.default("additional_target", ["embed_tokens", "lm_head"], {"lora.train_also": made}, note)
+        yield keys.default(
+            "additional_target", ["embed_tokens", "lm_head"], {"lora.modules_to_save": made}, note
+        )
         yield keys.same(resizes, note="it trains the modules of additional_target")
 
 

@@ -145,13 +145,13 @@ class Lora:
             that match a whole module name such as layers.7.self_attn.q_proj; `experts` for all experts of a
             layer, each with its own A and B; `router` for the routers. Without the key, every projection of
             the model gets an adapter, but no experts or routers.
-        train_also: Modules other than projections that are trained in full, as with PEFT's modules_to_save:
-            embed_tokens, lm_head and norms, as Hugging Face names or regular expressions that match a whole
-            name. They are stored in lora.dtype and computed in model.dtype.
-        train_tokens: Tokens whose rows of the embedding are trained, as with PEFT's trainable_token_indices:
-            their numbers, or their texts in the model's tokenizer or in model.add_tokens. All other rows stay
-            frozen. A head that is the embedding uses the trained rows too; another head keeps its own. The
-            rows are stored in lora.dtype and computed in model.dtype.
+        modules_to_save: Modules other than projections that are trained in full, as with PEFT's
+            modules_to_save: embed_tokens, lm_head and norms, as Hugging Face names or regular expressions
+            that match a whole name. They are stored in lora.dtype and computed in model.dtype.
+        trainable_tokens: Tokens whose rows of the embedding are trained, as with PEFT's
+            trainable_token_indices: their numbers, or their texts in the model's tokenizer or in
+            model.add_tokens. All other rows stay frozen. A head that is the embedding uses the trained rows
+            too; another head keeps its own. The rows are stored in lora.dtype and computed in model.dtype.
         kind: What is trained in addition to the frozen weights.
         init: How A and B are initialized. peft, qwix, gaussian and zero_a draw them, and their product is
             zero. pissa and olora take a part of the base's weights, which are frozen without it;
@@ -161,7 +161,7 @@ class Lora:
             begins with, in place of fresh ones: a folder, relative as data.train's paths are, or an address
             such as gs:// or hf://OWNER/NAME. It must be just what the recipe trains. Step, optimizer and data
             begin anew.
-        plus_ratio: LoRA+: ratio of B's learning rate to A's; null gives both the same.
+        loraplus_lr_ratio: LoRA+: ratio of B's learning rate to A's; null gives both the same.
         dtype: Type of the adapters.
         kv: For the keys and values of a layer: independent gives each its own A, as PEFT does; shared gives
             them one A, as Qwix does for Tunix's fused weight.
@@ -179,12 +179,12 @@ class Lora:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     dropout: float = 0.05
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    train_also: tuple[str, ...] = ()
-    train_tokens: tuple[int | str, ...] = ()
+    modules_to_save: tuple[str, ...] = ()
+    trainable_tokens: tuple[int | str, ...] = ()
     kind: str = "lora"
     init: str = "peft"
     start_from: str | None = None
-    plus_ratio: float | None = None
+    loraplus_lr_ratio: float | None = None
     dtype: str = "float32"
     kv: str = "independent"
     quantize: str | None = None
@@ -306,8 +306,8 @@ class Train:
         eval_every: Number of steps between two evaluations. The run also evaluates at the end.
         early_stopping: Stop before the last step if the evaluation loss makes no more progress; null does
             not.
-        samples: Prompts that the model answers at each evaluation, greedily. The answers go to samples.jsonl
-            next to the metrics. null has none.
+        generations: Prompts that the model answers at each evaluation, greedily. The answers go to
+            generations.jsonl next to the metrics. null has none.
         seed: Seed of the adapters' initial values and of dropout.
         log: What is recorded during training.
     """
@@ -335,7 +335,7 @@ class Train:
     router_aux_loss_coef: float = 0.0
     eval_every: int = 100
     early_stopping: EarlyStopping | None = None
-    samples: Generations | None = None
+    generations: Generations | None = None
     seed: int = 0
     log: Log = field(default_factory=Log)
 

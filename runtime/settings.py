@@ -34,7 +34,7 @@ class ModelSettings:
         attention: "dot" or "splash".
         attention_block: tokens of splash's largest block, None for attention.MOST.
         remat: what the backward pass recomputes: the name of one of runtime.model.remat.POLICIES.
-        only: the modules that training without LoRA changes, () for all.
+        trainable_modules: the modules that training without LoRA changes, () for all.
         qat: how a training step rounds weights and activations, None for not at all.
     """
 
@@ -48,7 +48,7 @@ class ModelSettings:
     attention: str = "dot"
     attention_block: int | None = None
     remat: str = "decoder"
-    only: tuple[str, ...] = ()
+    trainable_modules: tuple[str, ...] = ()
     qat: FakeQuantization | None = None
 
 

@@ -37,8 +37,8 @@ E0956 = Code(
 )
 
 NOT_EVALUATED = {
-    "torchax": (E0955, ("train.early_stopping", "train.samples", "checkpoint.keep_best")),
-    "trl": (E0956, ("train.samples", "checkpoint.keep_best")),
+    "torchax": (E0955, ("train.early_stopping", "train.generations", "checkpoint.keep_best")),
+    "trl": (E0956, ("train.generations", "checkpoint.keep_best")),
 }
 """Per backend, a diagnostic code and the settings that need evaluations which the backend does not do."""
 REMOVE = "remove the line"
@@ -255,16 +255,16 @@ E0942 = Code(
 
 E0943 = Code(
     "E0943",
-    "train_also or train_tokens with another backend",
+    "modules_to_save or trainable_tokens with another backend",
     cause="With TRL, recipec trains only adapters and rows of the embedding; with TorchAX, only adapters.",
-    cure="Write `train_also: []` or `train_tokens: []`, or build without that `--backend`.",
+    cure="Write `modules_to_save: []` or `trainable_tokens: []`, or build without that `--backend`.",
 )
 
 E0944 = Code(
     "E0944",
-    "train.only with another backend",
+    "train.trainable_modules with another backend",
     cause="The TorchAX backend trains all weights, or adapters.",
-    cure="Remove `train.only`, or build without `--backend torchax`.",
+    cure="Remove `train.trainable_modules`, or build without `--backend torchax`.",
 )
 
 E0949 = Code(
@@ -289,9 +289,9 @@ def check_torchax(program: Program) -> Iterator[Diagnostic]:
     if lora is not None and lora.kind != "lora":
         said = " trains only A and B, without DoRA's magnitudes"
         yield refuse(E0942, said, "lora.kind", "kind: lora")
-    if lora is not None and lora.train_tokens:
+    if lora is not None and lora.trainable_tokens:
         said = " trains only adapters, and no rows of the embedding"
-        yield refuse(E0943, said, "lora.train_tokens", "train_tokens: []")
+        yield refuse(E0943, said, "lora.trainable_tokens", "trainable_tokens: []")
     if lora is not None and lora.init == "loftq":
         said = " stores nf4 in its own blocks, for which LoftQ is not computed"
         yield refuse(E0950, said, "lora.init", "init: peft")
@@ -307,8 +307,10 @@ def check_torchax(program: Program) -> Iterator[Diagnostic]:
     if experts := program.architecture.routing[0]:
         said = f": jax does not compile transformers' layers of {experts} experts"
         yield refuse(E0933, said, "model.id")
-    if recipe.train.only:
-        yield refuse(E0944, " trains all weights, or adapters", "train.only", REMOVE, at_key=True)
+    if recipe.train.trainable_modules:
+        yield refuse(
+            E0944, " trains all weights, or adapters", "train.trainable_modules", REMOVE, at_key=True
+        )
     if recipe.remat.policy == "block":
         yield Diagnostic(
             N0934,
@@ -380,9 +382,9 @@ E0971 = Code(
 def _of_both(program: Program, backend: str) -> Iterator[Diagnostic]:
     """Yield what neither backend can do."""
     recipe, lora, refuse = program.recipe, program.lora, partial(_refusal, backend)
-    if lora is not None and lora.train_also:
+    if lora is not None and lora.modules_to_save:
         said = " trains only adapters, and no other modules"
-        yield refuse(E0943, said, "lora.train_also", "train_also: []")
+        yield refuse(E0943, said, "lora.modules_to_save", "modules_to_save: []")
     if recipe.train.qat is not None:
         said = " does not round weights and activations during training"
         yield refuse(E0958, said, "train.qat", "qat: null", at_key=True)

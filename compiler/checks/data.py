@@ -74,8 +74,8 @@ def _files(facts: Facts) -> Iterator[Diagnostic]:
             if source.path not in missing:
                 missing.add(source.path)
                 yield from _missing(facts, source.path, f"data.{part}[{index}].path")
-    if (samples := facts.recipe.train.samples) is not None:
-        yield from _missing(facts, samples.prompts, "train.samples.prompts")
+    if (samples := facts.recipe.train.generations) is not None:
+        yield from _missing(facts, samples.prompts, "train.generations.prompts")
 
 
 W0466 = Code(

@@ -54,7 +54,7 @@ W0654 = Code(
     "several samples at temperature 0",
     cause="At temperature 0 the model always picks the likeliest token, so all samples of a prompt "
     "are the same and pass@k equals pass@1.",
-    cure="Write samples: 1, or use a temperature above 0.",
+    cure="Write num_generations: 1, or use a temperature above 0.",
 )
 
 E0655 = Code(
@@ -109,12 +109,12 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             place,
             line("evaluate.max_tokens", max(1, serve.max_model_len // 2), place),
         )
-    if evaluate.samples > 1 and evaluate.temperature == 0:
+    if evaluate.num_generations > 1 and evaluate.temperature == 0:
         yield Diagnostic(
             W0654,
-            f"at temperature 0 all {evaluate.samples} samples of a prompt are the same answer",
-            "evaluate.samples",
-            "samples: 1, or temperature: 0.8",
+            f"at temperature 0 all {evaluate.num_generations} samples of a prompt are the same answer",
+            "evaluate.num_generations",
+            "num_generations: 1, or temperature: 0.8",
         )
     yield from _tasks(facts)
     yield from _prompts(facts)

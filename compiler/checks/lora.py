@@ -705,10 +705,10 @@ def _matrix(adapter: Adapter, part: Projection) -> tuple[int, int]:
 
 E0322 = Code(
     "E0322",
-    "module that train_also cannot train",
-    cause="train_also is for embeddings, the output head and norms. Projections, experts and routers "
+    "module that modules_to_save cannot train",
+    cause="modules_to_save is for embeddings, the output head and norms. Projections, experts and routers "
     "get adapters instead. A model that uses its embedding as head has no lm_head.",
-    cure="Use a name that the message lists, or remove `train_also`.",
+    cure="Use a name that the message lists, or remove `modules_to_save`.",
 )
 
 N0323 = Code(
@@ -722,16 +722,18 @@ N0323 = Code(
 
 
 def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
-    """Report modules of `train_also` that cannot be trained in addition to the adapters."""
-    if facts.model is None or facts.lora is None or not section.train_also:
+    """Report modules of `modules_to_save` that cannot be trained in addition to the adapters."""
+    if facts.model is None or facts.lora is None or not section.modules_to_save:
         return
     title, called = facts.model.title, facts.model.family.names
     weights = {site.weight for site in facts.lora_targets}
     others = [p for p in facts.defaults if p.trainable and p.path not in weights and not expert_layer(p)]
     names = list(dict.fromkeys(s.module.rpartition(".")[2] for p in others for s in p.sources))
-    for index, name in enumerate(section.train_also):
-        found = trained_whole(facts.defaults, replace(facts.lora, train_also=(name,), train_tokens=()))
-        path = f"lora.train_also[{index}]"
+    for index, name in enumerate(section.modules_to_save):
+        found = trained_whole(
+            facts.defaults, replace(facts.lora, modules_to_save=(name,), trainable_tokens=())
+        )
+        path = f"lora.modules_to_save[{index}]"
         if not all(parameter in others for parameter in found):
             message = f"`{name}` names projections of {title}, which get adapters instead"
             yield Diagnostic(E0322, message, path, f"targets: {flow([*section.targets, name])}")
@@ -750,21 +752,21 @@ def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
 E0326 = Code(
     "E0326",
     "row of the embedding that cannot be trained",
-    cause="train_tokens names rows of the embedding. A row must exist, and be trained once: "
-    "train_also may train the whole embedding instead. Texts are looked up in the tokenizer of the "
+    cause="trainable_tokens names rows of the embedding. A row must exist, and be trained once: "
+    "modules_to_save may train the whole embedding instead. Texts are looked up in the tokenizer of the "
     "checkpoint, together with model.add_tokens.",
     cure="Use the line in the help.",
 )
 
 
 def _rows(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
-    """Report tokens of `train_tokens` whose rows of the embedding cannot be trained."""
-    if facts.model is None or facts.lora is None or not section.train_tokens:
+    """Report tokens of `trainable_tokens` whose rows of the embedding cannot be trained."""
+    if facts.model is None or facts.lora is None or not section.trainable_tokens:
         return
     title, rows = facts.model.title, facts.model.architecture.vocab_size
     if not facts.model.family.tunix:
         message = f"no single rows are trained of {title}, which is trained with transformers' own model"
-        yield Diagnostic(E0326, message, "lora.train_tokens", "train_tokens: []")
+        yield Diagnostic(E0326, message, "lora.trainable_tokens", "trainable_tokens: []")
         return
     if facts.model.own_head is not None and facts.recipe.merge.adapter:
         message = (
@@ -772,12 +774,12 @@ def _rows(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             "the embedding: an adapter would answer otherwise than the merged model"
         )
         help = "merge: {adapter: false}; or set tie_word_embeddings to false in the base's config.json"
-        yield Diagnostic(E0326, message, "lora.train_tokens", help)
+        yield Diagnostic(E0326, message, "lora.trainable_tokens", help)
     ids = facts.token_ids
     added = facts.recipe.model.add_tokens
     seen: dict[int, int | str] = {}
-    for index, token in enumerate(section.train_tokens):
-        path = f"lora.train_tokens[{index}]"
+    for index, token in enumerate(section.trainable_tokens):
+        path = f"lora.trainable_tokens[{index}]"
         number = ids.get(token) if isinstance(token, str) and ids is not None else token
         if isinstance(token, int) and token >= rows:
             message = f"the embedding of {title} has {rows:,} rows, and token {token:,} would be beyond them"
@@ -797,11 +799,11 @@ def _rows(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                 message = f"`{token}` and `{seen[number]}` are the same token, {number}"
                 yield Diagnostic(E0326, message, path, "remove one of the two")
             seen.setdefault(number, token)
-    whole = trained_whole(facts.defaults, replace(facts.lora, train_tokens=()))
+    whole = trained_whole(facts.defaults, replace(facts.lora, trainable_tokens=()))
     if any(parameter.path == EMBEDDING for parameter in whole):
-        message = "train_also trains the whole embedding, of which train_tokens names rows"
+        message = "modules_to_save trains the whole embedding, of which trainable_tokens names rows"
         yield Diagnostic(
-            E0326, message, "lora.train_tokens", "remove train_tokens, or train_also's embedding"
+            E0326, message, "lora.trainable_tokens", "remove trainable_tokens, or modules_to_save's embedding"
         )
 
 

@@ -122,7 +122,7 @@ W0325 = Code(
     "embeddings of new tokens are not trained",
     cause="A new token starts with an embedding row that was never trained, or with the mean of the "
     "other rows if `model.vocab_size` added it. Adapters of projections do not change it.",
-    cure="Write `lora: {train_also: [embed_tokens, lm_head]}`.",
+    cure="Write `lora: {modules_to_save: [embed_tokens, lm_head]}`.",
 )
 
 
@@ -147,8 +147,10 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
         there = {s.module for p in facts.defaults for s in p.sources}
         names = facts.model.family.names
         missing = [name for name in (names.embedding, names.head) if name in there - trained]
-        unnamed = [token for token in recipe.model.add_tokens if token not in lora.train_tokens]
-        if lora.train_tokens and not (unnamed and all(isinstance(one, str) for one in lora.train_tokens)):
+        unnamed = [token for token in recipe.model.add_tokens if token not in lora.trainable_tokens]
+        if lora.trainable_tokens and not (
+            unnamed and all(isinstance(one, str) for one in lora.trainable_tokens)
+        ):
             missing = [name for name in missing if name != names.embedding]  # a number may be a new token's
         if missing:
             begun = "begin" if recipe.model.vocab_size else "are in the checkpoint"
@@ -156,7 +158,7 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
                 f"the rows of the new tokens in {listing(missing)} are not trained: they stay as they {begun}"
             )
             yield Diagnostic(
-                W0325, message, place, f"train_also: {flow([*lora.train_also, *missing])} in lora"
+                W0325, message, place, f"modules_to_save: {flow([*lora.modules_to_save, *missing])} in lora"
             )
 
 

@@ -204,7 +204,7 @@ E0645 = Code(
     "E0645",
     "adapter that cannot be served",
     cause="vLLM loads A and B of projections only. Its loader refuses modules that were trained whole "
-    "(train_also), rows of the embedding, DoRA, and on TPUs adapters of experts and routers. The "
+    "(modules_to_save), rows of the embedding, DoRA, and on TPUs adapters of experts and routers. The "
     "JAX models of tpu-inference 0.32 have no code for LoRA at all, and the server ends during "
     "warm-up. vLLM's own models, which run on torchax, have it (compiler/data/vllm_features.json "
     "names the sources).",
@@ -350,8 +350,8 @@ def _not_served(facts: Facts) -> list[str]:
     sites = (one for one in facts.lora_targets if one.words and one.layer in (facts.layers or ()))
     adapted = [one.words[0] for one in sites if any(meant(t, one) for t in lora.targets)]
     others = {
-        "the modules of train_also": lora.train_also,
-        "the rows of train_tokens": lora.train_tokens,
+        "the modules of modules_to_save": lora.modules_to_save,
+        "the rows of trainable_tokens": lora.trainable_tokens,
         "the magnitudes of kind: dora": lora.kind == "dora",
         "the rows that model.vocab_size adds to the embedding": grown,
     }

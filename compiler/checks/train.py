@@ -48,7 +48,7 @@ W0507 = Code(
 
 W0508 = Code(
     "W0508",
-    "final_ratio has no effect",
+    "min_lr_ratio has no effect",
     cause="A constant schedule stays at its peak.",
     cure="Remove it, or use the schedule cosine or linear.",
 )
@@ -79,11 +79,11 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "train.optimizer.learning_rate",
             "learning_rate: 1.0e-4",
         )
-    if train.schedule.name == "constant" and train.schedule.final_ratio not in (0.0, 1.0):
+    if train.schedule.name == "constant" and train.schedule.min_lr_ratio not in (0.0, 1.0):
         yield Diagnostic(
             W0508,
-            "final_ratio has no effect: the schedule is constant",
-            "train.schedule.final_ratio",
+            "min_lr_ratio has no effect: the schedule is constant",
+            "train.schedule.min_lr_ratio",
             "remove the line, or write name: cosine",
             at_key=True,
         )
@@ -105,7 +105,7 @@ E0440 = Code(
     "E0440",
     "nothing is evaluated",
     cause="`train.early_stopping` and `checkpoint.keep_best` need the evaluation loss, and "
-    "`train.samples` are written at evaluations. The recipe has no evaluation data.",
+    "`train.generations` are written at evaluations. The recipe has no evaluation data.",
     cure="Add `data.eval` or `data.eval_fraction`.",
 )
 
@@ -123,7 +123,7 @@ def _evaluations(facts: Facts) -> Iterator[Diagnostic]:
     recipe, stopping, steps = facts.recipe, facts.recipe.train.early_stopping, facts.length.steps
     asked = {
         "train.early_stopping": stopping is not None,
-        "train.samples": recipe.train.samples is not None,
+        "train.generations": recipe.train.generations is not None,
         "checkpoint.keep_best": recipe.checkpoint.keep_best,
     }
     if not recipe.data.evaluates:
@@ -169,16 +169,16 @@ def _balance(facts: Facts) -> Iterator[Diagnostic]:
 
 E0515 = Code(
     "E0515",
-    "train.only with adapters",
-    cause="`train.only` is for full fine-tuning. Adapters have their own keys.",
-    cure="Use `lora.targets`, `lora.layers` and `lora.train_also`, or remove the `lora` section.",
+    "train.trainable_modules with adapters",
+    cause="`train.trainable_modules` is for full fine-tuning. Adapters have their own keys.",
+    cure="Use `lora.targets`, `lora.layers` and `lora.modules_to_save`, or remove the `lora` section.",
 )
 
 E0516 = Code(
     "E0516",
     "name that matches nothing",
-    cause="An entry of `train.only` is a module's name, the end of one after a dot, or a regular "
-    "expression that matches a whole name.",
+    cause="An entry of `train.trainable_modules` is a module's name, the end of one after a dot, or a "
+    "regular expression that matches a whole name.",
     cure="Use a name like those in the help.",
 )
 
@@ -192,13 +192,14 @@ E0517 = Code(
 
 def _only(facts: Facts) -> Iterator[Diagnostic]:
     """Check the modules that full fine-tuning is restricted to."""
-    names = facts.recipe.train.only
+    names = facts.recipe.train.trainable_modules
     if names and facts.recipe.lora is not None:
         yield Diagnostic(
             E0515,
-            "train.only chooses what full fine-tuning trains, and this recipe trains adapters",
-            "train.only",
-            "remove the line and choose modules with lora.targets and lora.train_also, or write lora: null",
+            "train.trainable_modules chooses what full fine-tuning trains, and this recipe trains adapters",
+            "train.trainable_modules",
+            "remove the line and choose modules with lora.targets and lora.modules_to_save, or write "
+            "lora: null",
             at_key=True,
         )
     if not names or facts.model is None or facts.recipe.lora is not None:
@@ -214,7 +215,7 @@ def _only(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 E0516,
                 f"`{name}` matches no module of {title}",
-                f"train.only[{index}]",
+                f"train.trainable_modules[{index}]",
                 f"{hint}module names look like {modules[-1]} and {modules[len(modules) // 2]}",
             )
     for parameter in parameters:
@@ -224,10 +225,10 @@ def _only(facts: Facts) -> Iterator[Diagnostic]:
             left = [source.module for source, taken in pairs if not taken]
             yield Diagnostic(
                 E0517,
-                f"{left[0]} is one array with modules that train.only names, so {title} trains all of them "
-                "or none",
-                "train.only",
-                f"only: {flow([*names, left[0].rpartition('.')[2]])}",
+                f"{left[0]} is one array with modules that train.trainable_modules names, so {title} "
+                "trains all of them or none",
+                "train.trainable_modules",
+                f"trainable_modules: {flow([*names, left[0].rpartition('.')[2]])}",
             )
             return
 
@@ -462,7 +463,7 @@ N0525 = Code(
 def _all_weights(facts: Facts) -> Iterator[Diagnostic]:
     """Say that a recipe without `lora` trains all weights, unless it writes so."""
     recipe = facts.recipe
-    if "lora" in recipe.model_fields_set or recipe.train.only or facts.model is None:
+    if "lora" in recipe.model_fields_set or recipe.train.trainable_modules or facts.model is None:
         return
     rate = recipe.train.optimizer.learning_rate
     yield Diagnostic(

@@ -49,8 +49,8 @@ def processes(program: Program) -> int:
 def _script(program: Program) -> str:
     recipe, constants = program.recipe, _constants(program)
     values = hyperparameters(recipe.train)
-    if not recipe.train.schedule.final_ratio:
-        values.pop("FINAL_RATIO", None)
+    if not recipe.train.schedule.min_lr_ratio:
+        values.pop("MIN_LR_RATIO", None)
     schedule = _schedule(program)
     return render(
         "baseline/train_trl.py",
@@ -127,11 +127,11 @@ def _schedule(program: Program) -> list[str]:
     else:
         lines.append("done = step / steps")
     left = "1 - done" if schedule.name == "linear" else "(1 + math.cos(math.pi * done)) / 2"
-    if not schedule.final_ratio:
+    if not schedule.min_lr_ratio:
         brackets = f"({left})" if schedule.name == "linear" else left
         return [*lines, f"return LEARNING_RATE * {brackets}"]
     lines.append(f"left = {left}")
-    return [*lines, "return LEARNING_RATE * (FINAL_RATIO + (1 - FINAL_RATIO) * left)"]
+    return [*lines, "return LEARNING_RATE * (MIN_LR_RATIO + (1 - MIN_LR_RATIO) * left)"]
 
 
 def _run_arguments(program: Program) -> list[str]:

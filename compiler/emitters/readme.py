@@ -139,11 +139,14 @@ def _figures(program: Program) -> list[tuple[str, str]]:
             ),
             ("LoRA reaches", str(program.reach)),
         ]
-    elif recipe.train.only:
+    elif recipe.train.trainable_modules:
         trainable = program.trainable_parameters
         share = trainable / program.base_parameters
         figures.append(
-            ("Trainable", f"{trainable:,} parameters ({share:.2%}) of {listing(recipe.train.only)}")
+            (
+                "Trainable",
+                f"{trainable:,} parameters ({share:.2%}) of {listing(recipe.train.trainable_modules)}",
+            )
         )
     else:
         figures.append(("Trainable", "every parameter"))
@@ -169,7 +172,7 @@ def _optimizer(program: Program) -> str:
         warmup = f" after a warm-up over {schedule.warmup_ratio:.4g} of the steps"
     elif schedule.warmup_steps:
         warmup = f" after a warm-up of {plural(schedule.warmup_steps, 'step')}"
-    share = f"{schedule.final_ratio:g} of the peak" if schedule.final_ratio else "0"
+    share = f"{schedule.min_lr_ratio:g} of the peak" if schedule.min_lr_ratio else "0"
     decay = f" to {share}" if schedule.name != "constant" else ""
     clip = f"clipped to norm {optimizer.max_grad_norm:g}" if optimizer.max_grad_norm else "no clipping"
     name = {"adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "SGD"}.get(

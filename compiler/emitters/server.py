@@ -360,7 +360,7 @@ def emit_evaluate(program: Program) -> dict[str, str]:
             base=f"{server.name}-base" if serve.weights == "adapter" else None,
             prompts=evaluate.prompts,
             text=not chat,
-            samples=evaluate.samples,
+            samples=evaluate.num_generations,
             temperature=evaluate.temperature,
             max_tokens=evaluate.max_tokens,
             tasks=evaluate.tasks,

@@ -146,13 +146,13 @@ def _lora(a: Program, b: Program) -> Iterator[str]:
         if lost:
             yield f"{name} loses its adapter in {in_layers(a.architecture.layer_types, lost)}"
     for key, words in (
-        ("train_also", "trained whole"),
-        ("train_tokens", "trained rows of the embedding:"),
+        ("modules_to_save", "trained whole"),
+        ("trainable_tokens", "trained rows of the embedding:"),
         ("dropout", "dropout on the adapters' inputs"),
         ("kind", "adapters are"),
         ("init", "adapters start as"),
         ("start_from", "adapters start from"),
-        ("plus_ratio", "B's learning rate is A's times (LoRA+)"),
+        ("loraplus_lr_ratio", "B's learning rate is A's times (LoRA+)"),
         ("dtype", "adapters and optimizer state in"),
         ("kv", "key and value adapters are"),
     ):
@@ -278,7 +278,7 @@ def _schedule(program: Program) -> str:
         if schedule.warmup_ratio is not None
         else schedule.warmup_steps
     )
-    end = "" if schedule.name == "constant" else f" to {schedule.final_ratio:g} of the peak"
+    end = "" if schedule.name == "constant" else f" to {schedule.min_lr_ratio:g} of the peak"
     first = program.recipe.train.continue_from
     after = "" if first is None else f" after step {first:,}"
     return f"{schedule.name}{end}{after}, warm-up {warm or 'none'}"

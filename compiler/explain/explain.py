@@ -542,8 +542,8 @@ def _train(program: Program) -> list[str]:
 
 
 def _only(program: Program) -> list[str]:
-    """Describe what train.only leaves to be trained."""
-    if not program.recipe.train.only:
+    """Describe what train.trainable_modules leaves to be trained."""
+    if not program.recipe.train.trainable_modules:
         return []
     chosen = [parameter for parameter in program.parameters if parameter.trainable]
     modules = dict.fromkeys(split_layer(source.module)[0] for p in chosen for source in p.sources)
@@ -582,7 +582,7 @@ def _micro_batches(program: Program) -> str:
 
 
 def _evaluations(program: Program) -> list[str]:
-    stopping, samples = program.recipe.train.early_stopping, program.recipe.train.samples
+    stopping, samples = program.recipe.train.early_stopping, program.recipe.train.generations
     out = []
     if stopping is not None:
         less = f" by more than {stopping.min_delta:g}" if stopping.min_delta else ""
@@ -630,8 +630,8 @@ def _schedule(program: Program) -> list[str]:
     start = f"from 0 to {peak:g} in {warm}, then " if has_warmup else f"from {peak:g}, "
     decay = {
         "constant": "constant",
-        "cosine": f"on a cosine to {peak * schedule.final_ratio:g} one step after the last",
-        "linear": f"linearly to {peak * schedule.final_ratio:g} one step after the last",
+        "cosine": f"on a cosine to {peak * schedule.min_lr_ratio:g} one step after the last",
+        "linear": f"linearly to {peak * schedule.min_lr_ratio:g} one step after the last",
     }[schedule.name]
     if train.continue_from is not None:
         after = f"after step {train.continue_from:,}, with the optimizer's state as it is: "
@@ -646,8 +646,8 @@ def _chain(program: Program) -> list[str]:
     if o.max_grad_norm is not None:
         links.append(f"optax.clip_by_global_norm({o.max_grad_norm:g})")
     links.append(_rule(o))
-    if program.lora is not None and program.lora.plus_ratio is not None:
-        links.append(f"B's updates times {program.lora.plus_ratio:g} (LoRA+)")
+    if program.lora is not None and program.lora.loraplus_lr_ratio is not None:
+        links.append(f"B's updates times {program.lora.loraplus_lr_ratio:g} (LoRA+)")
     if needs_master_weights(program.recipe):
         links.append("added to a float32 copy of the weights, which is rounded to bfloat16")
     out = [", then ".join([f"optimizer: the mean gradient of {_micro_batches(program)}", *links])]
@@ -770,7 +770,7 @@ TRAIN_DETAILS: dict[str, Callable[[Program], list[str]]] = {
     "steps": _length,
     "continue_from": lambda program: [*_schedule(program), *_length(program)],
     "early_stopping": _evaluations,
-    "samples": _evaluations,
+    "generations": _evaluations,
     "qat": lambda program: rounding(program) or _batches(program),
     **dict.fromkeys(("objective", *SETTINGS), lambda program: objective(program) or _batches(program)),
 }

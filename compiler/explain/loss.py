@@ -20,8 +20,8 @@ def objective(program: Program) -> list[str]:
         return []
     out = [f"learned with {kind.title}{settings_of(train.model_dump())}"]
     if recipe.lora is not None and keeps_copy(train, recipe.lora):
-        whole = " and of the whole modules" if recipe.lora.train_also else ""
-        whole += " and of the embedding's rows" if recipe.lora.train_tokens else ""
+        whole = " and of the whole modules" if recipe.lora.modules_to_save else ""
+        whole += " and of the embedding's rows" if recipe.lora.trainable_tokens else ""
         what = "adapters" if recipe.lora.start_from is None else "adapter"
         out.append(f"the reference is a copy of the {what}{whole} that training starts from")
     elif keeps_copy(train, recipe.lora):

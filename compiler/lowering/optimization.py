@@ -28,7 +28,7 @@ def hyperparameters(train: Train) -> dict[str, Value]:
     elif schedule.warmup_steps:
         out["WARMUP_STEPS"] = schedule.warmup_steps
     if schedule.name != "constant":
-        out["FINAL_RATIO"] = schedule.final_ratio
+        out["MIN_LR_RATIO"] = schedule.min_lr_ratio
     return out | _of_optimizer(optimizer)
 
 
@@ -52,7 +52,7 @@ def _of_optimizer(optimizer: Optimizer) -> dict[str, Value]:
 
 def schedule(train: Train) -> Call:
     """Return the optax schedule, with the semantics of transformers' get_*_schedule_with_warmup."""
-    peak, final = Name("LEARNING_RATE"), Name("FINAL_RATIO * LEARNING_RATE")
+    peak, final = Name("LEARNING_RATE"), Name("MIN_LR_RATIO * LEARNING_RATE")
     warmup = Name("WARMUP_STEPS" if train.schedule.warmup_ratio is None else "warmup")
     ramp = Call("optax.linear_schedule", {"*0": 0.0, "*1": peak, "*2": warmup})
     # optax refuses a decay of zero steps, which a run that ends within its warm-up would have.
@@ -66,7 +66,7 @@ def schedule(train: Train) -> Call:
         length = Name(f"{end.text} - {warmup.text}")
         return _joined(ramp, Call("optax.linear_schedule", {"*0": peak, "*1": final, "*2": length}), warmup)
     if not _has_warmup(train):
-        arguments: dict[str, Value] = {"*0": peak, "*1": Name("steps"), "alpha": Name("FINAL_RATIO")}
+        arguments: dict[str, Value] = {"*0": peak, "*1": Name("steps"), "alpha": Name("MIN_LR_RATIO")}
         return Call("optax.cosine_decay_schedule", arguments)
     return Call(
         "optax.warmup_cosine_decay_schedule",
@@ -105,8 +105,8 @@ def optimizer(recipe: Recipe) -> Call:
         # As in torch.optim: the decay is added to the gradient, and so to the momentum.
         links.append(Call("optax.add_decayed_weights", {"*0": Name("WEIGHT_DECAY")}))
     links += _LINKS[settings.name](settings) if settings.name in _LINKS else [_rule(settings)]
-    if recipe.lora is not None and recipe.lora.plus_ratio is not None:
-        links.append(Call("faster_b", {"*0": Name("LORA.plus_ratio")}))
+    if recipe.lora is not None and recipe.lora.loraplus_lr_ratio is not None:
+        links.append(Call("faster_b", {"*0": Name("LORA.loraplus_lr_ratio")}))
     chain = links[0] if len(links) == 1 else Call("optax.chain", {f"*{i}": x for i, x in enumerate(links)})
     return Call("master_weights", {"*0": chain}) if needs_master_weights(recipe) else chain
 

@@ -92,8 +92,8 @@ class Program:
 
     @property
     def trainable_parameters(self) -> int:
-        """The number of values that the optimizer changes: all, those of train.only, or those of adapters and
-        `whole` (as in PEFT)."""
+        """The number of values that the optimizer changes: all, those of train.trainable_modules, or those of
+        adapters and `whole` (as in PEFT)."""
         if self.lora is None:
             return sum(math.prod(p.shape) for p in self.parameters if p.sources and not p.frozen)
         whole = sum(math.prod(parameter.shape) for parameter in self.whole)

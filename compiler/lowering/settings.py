@@ -73,7 +73,7 @@ def model_settings(recipe: Recipe, family: Family, accelerator: Accelerator | No
         family=family.name,
         attention_block=(model.attention_block or chips) if model.attention == "splash" else None,
         remat=recipe.remat.policy,
-        only=plain(recipe.train.only),
+        trainable_modules=plain(recipe.train.trainable_modules),
         qat=plain(recipe.train.qat),
     )
 

@@ -111,7 +111,7 @@ def derive(
     recipe["train"]["optimizer"]["learning_rate"] = LEARNING_RATE
     # A rehearsal logs to this machine only, and runs all its steps.
     recipe["train"]["log"] |= {"every": 1, "wandb_project": None, "mlflow_experiment": None}
-    recipe["train"] |= {"early_stopping": None, "samples": None, "continue_from": None}
+    recipe["train"] |= {"early_stopping": None, "generations": None, "continue_from": None}
     if recipe["train"]["schedule"]["warmup_steps"]:
         recipe["train"]["schedule"]["warmup_steps"] = 1
     recipe["checkpoint"] = {"directory": "checkpoints", "every_steps": max(1, steps // 4), "keep": 3}
@@ -122,7 +122,7 @@ def derive(
         if qat["weights"] == "mxfp4" and size != qat["group_size"]:
             qat |= {"weights": "int4", "activations": "int8"}
         qat |= {"group_size": size, "start_step": min(qat["start_step"], 1)}
-    recipe["train"]["only"] = _fewer_modules(program, family, small)
+    recipe["train"]["trainable_modules"] = _fewer_modules(program, family, small)
     paths = [parameter.path for parameter in family.parameters(small)]
     recipe["sharding"]["rules"] = [
         rule
@@ -147,9 +147,9 @@ def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small:
     lora["start_from"] = None  # an adapter of the original
     # The miniature has few of the original's tokens, and fewer rows. The probe's has no tokenizer.
     added = recipe.get("model", {}).get("add_tokens", ())
-    lora["train_tokens"] = [
+    lora["trainable_tokens"] = [
         token if token in added else small.vocab_size - 1 - number
-        for number, token in enumerate(lora["train_tokens"][: small.vocab_size // 2])
+        for number, token in enumerate(lora["trainable_tokens"][: small.vocab_size // 2])
     ]
     most = small.hidden_size
     if principal(lora["init"]):  # no rank may exceed the rank of the weight itself
@@ -191,8 +191,8 @@ def _group(size: int, family: Family, small: Architecture) -> int:
 
 
 def _fewer_modules(program: Program, family: Family, small: Architecture) -> list[str]:
-    """Return the miniature's modules that represent those of train.only: the same ones, in fewer layers."""
-    if not program.recipe.train.only:
+    """Return the miniature's modules that represent those of train.trainable_modules, in fewer layers."""
+    if not program.recipe.train.trainable_modules:
         return []
     chosen: dict[str, set[int]] = {}
     for parameter in program.parameters:

@@ -145,9 +145,9 @@ def _reach(kinds: Sequence[Any], start: int) -> list[tuple[int, int]]:
 
 def _names_layers(program: Program) -> bool:
     """Return whether a pattern may name layers by number. Numbers change when layers are left out."""
-    patterns = [*(match for match, _ in program.rules), *program.recipe.train.only]
+    patterns = [*(match for match, _ in program.rules), *program.recipe.train.trainable_modules]
     if program.lora is not None:
-        patterns += [*program.lora.targets, *program.lora.rank_pattern, *program.lora.train_also]
+        patterns += [*program.lora.targets, *program.lora.rank_pattern, *program.lora.modules_to_save]
     return any(re.search(r"\d", pattern) for pattern in patterns)
 
 

@@ -31,7 +31,7 @@ GENERATOR = "recipec report"
 EXTRA = "report"
 BEST = "Lowest evaluation loss"
 STEPS, LONGEST = 6, 600
-"""Most steps shown for each prompt of train.samples, and most characters of a text."""
+"""Most steps shown for each prompt of train.generations, and most characters of a text."""
 
 
 def run_page(runs: Sequence[ReportedRun], reality: Section, outcome: Section) -> str:
@@ -56,7 +56,7 @@ def run_page(runs: Sequence[ReportedRun], reality: Section, outcome: Section) ->
             sections=[
                 *([compared] if several else []),
                 _curves(runs),
-                *_samples(first),
+                *_generations(first),
                 data_section(runs),
                 reality,
                 outcome,
@@ -77,7 +77,7 @@ def _hardware(run: ReportedRun) -> list[tuple[str, str]]:
     if recipe is not None:
         out.append(("Model", recipe.model.id))
         lora = recipe.lora
-        weights = "some weights" if recipe.train.only else "all weights"
+        weights = "some weights" if recipe.train.trainable_modules else "all weights"
         method = weights if lora is None else f"LoRA of rank {lora.rank}"
         if lora is not None and lora.quantize:
             method += f" on {lora.quantize} weights"
@@ -247,10 +247,10 @@ def _curves(runs: Sequence[ReportedRun]) -> Section:
     return Section("runs", "The run", aside, blocks)
 
 
-def _samples(run: ReportedRun) -> list[Section]:
+def _generations(run: ReportedRun) -> list[Section]:
     """Return the section with the answers to each prompt, step by step; none without answers."""
     by_prompt: dict[str, dict[int, Any]] = {}
-    for one in run.samples:
+    for one in run.generations:
         by_prompt.setdefault(_prompt(one.get("prompt")), {})[one["step"]] = one.get("answer")
     rows = []
     for prompt, answers in by_prompt.items():
@@ -259,9 +259,11 @@ def _samples(run: ReportedRun) -> list[Section]:
             rows.append(
                 (prompt if not index else "", f"{steps[index]:,}", _short(str(answers[steps[index]])))
             )
-    aside = ("Greedy answers to the prompts of train.samples, at evaluations from the first to the last.",)
+    aside = (
+        "Greedy answers to the prompts of train.generations, at evaluations from the first to the last.",
+    )
     table = Table(("prompt", "step", "answer"), rows, words=(0, 2), label="Samples")
-    return [Section("samples", "Samples", aside, (table,))] if rows else []
+    return [Section("generations", "Generations", aside, (table,))] if rows else []
 
 
 def _prompt(prompt: Any) -> str:

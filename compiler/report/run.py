@@ -14,14 +14,14 @@ from recipec.compiler.report.folder import METRICS, Folder, existing_folder
 from recipec.compiler.report.live import DONE, FAILED, STOPPED, LiveRun, positive
 from recipec.compiler.terminal import each
 from recipec.compiler.wording import plural
-from recipec.runtime.checkpoints.record import LOCK
+from recipec.runtime.checkpoints.record import LOCK, renamed
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.spec.language import Recipe
     from recipec.spec.load import Loaded
 
-FACTS, MERGES, SAMPLES, RECIPE = "run.json", "merges.json", "samples.jsonl", "recipe.yaml"
+FACTS, MERGES, GENERATIONS, RECIPE = "run.json", "merges.json", "generations.jsonl", "recipe.yaml"
 
 
 class ReportedRun(LiveRun):
@@ -38,7 +38,7 @@ class ReportedRun(LiveRun):
         program: of the recipe; None if this version cannot build one.
         loaded: the recipe with the positions of its values; None if its file is not known.
         merges: content of merges.json.
-        samples: lines of samples.jsonl.
+        generations: lines of generations.jsonl.
         notes: sentences on what is missing or was left out.
 
     Raises:
@@ -61,9 +61,11 @@ class ReportedRun(LiveRun):
             )
         merges = folder.value(MERGES)
         self.merges = [one for one in merges if isinstance(one, dict)] if isinstance(merges, list) else []
-        samples = (folder.text(SAMPLES) or "").split("\n")  # splitlines() would cut within an answer
-        values = map(json_value, samples)
-        self.samples = [one for one in values if isinstance(one, dict) and type(one.get("step")) is int]
+        lines = (folder.text(GENERATIONS) or "").split("\n")  # splitlines() would cut within an answer
+        values = map(json_value, lines)
+        self.generations = [
+            value for value in values if isinstance(value, dict) and type(value.get("step")) is int
+        ]
         self.notes = list(self._missing())
         if recipe is not None and not recipe.is_file():
             raise ArtifactError(f"there is no {recipe}", "--recipe needs the recipe's YAML file")
@@ -94,7 +96,7 @@ class ReportedRun(LiveRun):
         """Read the recipe from the lock, and from its file if one gives the same values."""
         from recipec.compiler.report.recipe import matching, resolved
 
-        self.recipe, self.program, problem = resolved(self.lock["recipe"], self.folder.path)
+        self.recipe, self.program, problem = resolved(renamed(self.lock["recipe"]), self.folder.path)
         self.notes += [problem] if problem else []
         text = None if given else self.folder.text(RECIPE)
         if self.recipe is None or (given is None and text is None):

@@ -110,7 +110,7 @@ class WatchedRun(LiveRun):
     def title(self) -> str:
         """The name, with the model, what is trained in it, and the hardware, once the record exists."""
         rank, objective = self.recorded("lora", "rank"), self.recorded("train", "objective")
-        what = "some weights" if self.recorded("train", "only") else "all weights"
+        what = "some weights" if self.recorded("train", "trainable_modules") else "all weights"
         parts = [
             self.recorded("model", "id"),
             what if rank is None else f"LoRA {rank}",

@@ -555,7 +555,7 @@ def _optimizer(keys: Keys) -> Says:
     least = section.number("min_lr")
     ratio = 0.01 if least is None or not rate else round(min(least / rate, 1.0), 12)
     if style.lower() != "constant":
-        yield section.default("min_lr", "a hundredth", {"train.schedule.final_ratio": ratio})
+        yield section.default("min_lr", "a hundredth", {"train.schedule.min_lr_ratio": ratio})
     yield section.same("min_lr", note="the learning rate does not decay")
     steps = section.integer("lr_warmup_steps")
     start = "NeMo AutoModel's warm-up starts at a tenth of the peak; recipec's starts at zero"

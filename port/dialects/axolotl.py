@@ -297,7 +297,7 @@ def _full(keys: Keys, model: Model | None) -> Says:
     if {pattern.removesuffix(".*") for pattern in patterns} >= WHOLE_TEXT:
         yield keys.same("unfrozen_parameters", note="this selects the whole text model, which recipec trains")
     if model is not None and patterns and (only := freezing.unfrozen(keys, "unfrozen_parameters", model)):
-        yield keys.say("unfrozen_parameters", {"train.only": only}, freezing.NAMES)
+        yield keys.say("unfrozen_parameters", {"train.trainable_modules": only}, freezing.NAMES)
     if not keys.stands("adapter"):
         yield keys.default("adapter", None, {"lora": None}, "Axolotl's default: all parameters are trained")
     for name, way in (("load_in_4bit", "qlora"), ("load_in_8bit", "lora")):
@@ -564,8 +564,8 @@ def _schedule(keys: Keys) -> Says:
     if made.name is None and name not in notes:
         yield keys.refuse("lr_scheduler", E1163, f"recipec has no schedule {name}", "lr_scheduler: cosine")
     final = keys.number("cosine_min_lr_ratio") if name == "cosine" else None
-    ratio = final if final is not None else made.final_ratio
-    ends = {"train.schedule.final_ratio": ratio} if 0 < ratio <= 1 else {}
+    ratio = final if final is not None else made.min_lr_ratio
+    ends = {"train.schedule.min_lr_ratio": ratio} if 0 < ratio <= 1 else {}
     yield keys.say(
         "lr_scheduler",
         {"train.schedule.name": made.name or "cosine", **ends},

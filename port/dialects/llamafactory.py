@@ -231,7 +231,11 @@ def _method(keys: Keys) -> Rule[str]:
         yield keys.refuse("finetuning_type", E1149, message, "finetuning_type: lora")
         return "lora"
     if method != "lora":
-        what = "all parameters are trained" if method == "full" else "it trains the modules of train.only"
+        what = (
+            "all parameters are trained"
+            if method == "full"
+            else "it trains the modules of train.trainable_modules"
+        )
         yield keys.same("finetuning_type", {"lora": None}, what)
         names = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora")
         yield from keys.passive(names, f"the run has no adapters: {what}")

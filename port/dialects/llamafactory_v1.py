@@ -92,7 +92,7 @@ def _lora(keys: Keys, model: Model | None) -> Rule[bool]:
         return False
     name = section.text("name")
     if name == "freeze":
-        yield section.same("name", note="it trains the modules of train.only")
+        yield section.same("name", note="it trains the modules of train.trainable_modules")
         yield from freezing.say_layers(section, model)
         yield from adapters.refuse_quantized(
             keys, "quant_config", "peft_config: {name: lora}, or remove quant_config"

@@ -378,7 +378,7 @@ def _length(keys: Keys) -> Says:
     kind = keys.choice("lr_schedule_type", ("cosine", "wsd")) or "cosine"
     if kind == "cosine":
         yield keys.say("lr_schedule_type", {"train.schedule.name": "cosine"}, SOONER)
-        yield keys.say("learning_rate_final_fraction", {"train.schedule.final_ratio": final})
+        yield keys.say("learning_rate_final_fraction", {"train.schedule.min_lr_ratio": final})
     else:
         note = training.SCHEDULES["warmup_stable_decay"].note
         yield keys.say("lr_schedule_type", {"train.schedule.name": "constant"}, note)

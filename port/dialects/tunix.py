@@ -346,11 +346,11 @@ def _schedule(section: Keys, steps: int | None) -> Says:
             yield section.say("init_value", None, start)
         last = "alpha" if kind == "cosine_decay_schedule" else "end_value"
         end = section.number(last) or 0.0
-        made["final_ratio"] = end if last == "alpha" else round(end / rate, 12) if rate else 0.0
+        made["min_lr_ratio"] = end if last == "alpha" else round(end / rate, 12) if rate else 0.0
         length = "transition_steps" if kind == "linear_schedule" else "decay_steps"
         whole = section.integer(length)
         if made["name"] == "constant":
-            made.pop("final_ratio")
+            made.pop("min_lr_ratio")
         elif whole != steps:
             message = (
                 f"the schedule has {whole} steps and the run {steps or 'epochs'}: recipec's schedule "

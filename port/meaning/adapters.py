@@ -103,7 +103,7 @@ def say_targets(
                 "the output head is the embedding: recipec trains one tensor, Unsloth a copy of each"
             )
             also = ["embed_tokens"]
-        made["lora.train_also"] = also
+        made["lora.modules_to_save"] = also
     if notes and keys.given(key):
         yield keys.say(key, made, "; ".join(notes))
     elif also:
@@ -164,7 +164,7 @@ def say_tokens(keys: Keys, key: str) -> Says:
     if not isinstance(found, list) or not all(type(token) is int for token in found):
         yield keys.refuse(key, E1160, f"`{key}` must be a list of tokens' numbers", f"{key}: [128256]")
         return
-    yield keys.say(key, {"lora.train_tokens": list(dict.fromkeys(found))})
+    yield keys.say(key, {"lora.trainable_tokens": list(dict.fromkeys(found))})
 
 
 USUAL: tuple[Any, ...] = ("layers", ["layers"], [], "", None)
@@ -324,7 +324,7 @@ def fused(model: Model | None, names: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _without_model(keys: Keys, key: str, spec: str | Sequence[str], also: Sequence[str]) -> Says:
-    whole = {"lora.train_also": list(also)} if also else {}
+    whole = {"lora.modules_to_save": list(also)} if also else {}
     if not isinstance(spec, str) and set(spec) <= set(PROJECTIONS):
         yield keys.say(key, {"lora.targets": list(spec), **whole})
     elif spec == "all-linear":

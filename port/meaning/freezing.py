@@ -1,4 +1,4 @@
-"""Full fine-tuning of some modules: `train.only` for a tool's patterns of parameter names."""
+"""Full fine-tuning of some modules: `train.trainable_modules` for a tool's patterns of parameter names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = "recipec uses the checkpoint's names of modules; transformers may have o
 
 
 def chosen_by(model: Model, keeps: Callable[[str], bool]) -> list[str]:
-    """Return `train.only` for the tensors that a tool trains."""
+    """Return `train.trainable_modules` for the tensors that a tool trains."""
     sources = [s for p in model.family.parameters(model.architecture) if p.trainable for s in p.sources]
     names = {s.module: s.name if s.whole else f"model.{s.name}" for s in sources}
     chosen = {module for module, name in names.items() if keeps(name)}
@@ -62,7 +62,7 @@ def say_layers(keys: Keys, model: Model | None) -> Says:
         if lacking:
             message = f"{model.title} has no modules {listing(lacking)}"
             yield keys.refuse("freeze_trainable_modules", E1148, message, "freeze_trainable_modules: all")
-        yield keys.sets("train.only", only, "the modules that freeze tuning trains")
+        yield keys.sets("train.trainable_modules", only, "the modules that freeze tuning trains")
     for key in ("freeze_trainable_layers", *given):
         yield keys.say(key, {})
     yield from keys.passive(("cast_trainable_params_to_fp32",), "part of train.optimizer.master_weights")
@@ -71,7 +71,7 @@ def say_layers(keys: Keys, model: Model | None) -> Says:
 def of_layers(
     model: Model, count: int, modules: Sequence[str], extra: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Return `train.only` for LLaMA-Factory's freeze tuning, and the names that the model does not have.
+    """Return `train.trainable_modules` for LLaMA-Factory's freeze tuning, and names that the model lacks.
 
     Args:
         count: how many of the last layers are trained; if negative, of the first ones.
@@ -90,7 +90,7 @@ def of_layers(
 
 
 def unfrozen(keys: Keys, key: str, model: Model) -> list[str]:
-    """Return `train.only` for Axolotl's patterns of the parameters that are trained, [] where it has none."""
+    """Return `train.trainable_modules` for Axolotl's patterns of trained parameters, [] without any."""
     patterns = _unfreezing(keys, key)
     return chosen_by(model, lambda name: any(pattern.match(name) for pattern in patterns))
 

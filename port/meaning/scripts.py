@@ -432,7 +432,7 @@ def _set_up(keys: Keys, form: str, named: Named | None) -> Rule[bool]:
             return False
         rows = common.grown(keys, len(CHATML))
         sets = {"model.add_tokens": dict.fromkeys(CHATML), **({"model.vocab_size": rows} if rows else {})}
-        note = "its two tokens are added; adapters train their rows only with lora.train_also"
+        note = "its two tokens are added; adapters train their rows only with lora.modules_to_save"
     if form != "text":
         sets["data.chat_template"] = templates.of("axolotl", "chatml", model).sets["data.chat_template"]
     yield keys.same(key, sets, note)

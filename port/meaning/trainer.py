@@ -234,8 +234,8 @@ def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> Says:
         yield keys.refuse("lr_scheduler_type", E1163, f"recipec has no schedule {name}", help)
         made = training.Schedule("linear")
     sets: dict[str, Any] = {"train.schedule.name": made.name}
-    if made.final_ratio:
-        sets["train.schedule.final_ratio"] = made.final_ratio
+    if made.min_lr_ratio:
+        sets["train.schedule.min_lr_ratio"] = made.min_lr_ratio
     yield keys.say("lr_scheduler_type", sets, made.note or note)
     steps, ratio = keys.number("warmup_steps"), keys.number("warmup_ratio")
     if not made.warms_up:

@@ -309,13 +309,13 @@ class Schedule:
 
     Attributes:
         name: the recipe's schedule; None for an unknown name.
-        final_ratio: the last rate, as a share of the peak.
+        min_lr_ratio: the last rate, as a share of the peak.
         note: how it differs, "" if each step's rate is the same.
         warms_up: whether a given warm-up takes effect; transformers' `constant` has none.
     """
 
     name: str | None
-    final_ratio: float = 0.0
+    min_lr_ratio: float = 0.0
     note: str = ""
     warms_up: bool = True
 

@@ -119,7 +119,7 @@ def attach(model: Any, base: HFCheckpoint, settings: ModelSettings, lora: LoraSe
         )
     peft_model = get_peft_model(model, LoraConfig(**config), autocast_adapter_dtype=False)
     head = peft_model.get_output_embeddings()
-    if lora.train_tokens and hasattr(head, "token_adapter"):
+    if lora.trainable_tokens and hasattr(head, "token_adapter"):
         head.bias = head.token_adapter.base_layer.bias  # TRL 1.16 reads it, and PEFT's wrapper lacks it
     dtype = getattr(torch, lora.dtype)
     for parameter in peft_model.parameters():
@@ -167,7 +167,7 @@ def start(base: HFCheckpoint, lora: LoraSettings, seed: int, adapter: Path | str
         out[name] = parts
     for source in whole_sources(base, lora, rows=True):
         rows = found.read(found.whole[source.name]).astype(np.float32)
-        order = [found.config.tokens.index(int(token)) for token in lora.train_tokens]
+        order = [found.config.tokens.index(int(token)) for token in lora.trainable_tokens]
         out[source.full_name(base.prefix)] = (rows[order],)
     return out
 

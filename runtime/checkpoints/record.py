@@ -27,7 +27,7 @@ EARLIER = "choose an earlier --step"
 
 PASSIVE = (
     *("name", "extends", "checkpoint", "merge", "serve", "benchmark", "evaluate", "launch", "cost", "cache"),
-    *("budget", "train.log", "train.samples"),
+    *("budget", "train.log", "train.generations"),
 )
 """Keys of a recipe that may change between a run and its continuation: they do not affect the numbers."""
 
@@ -37,6 +37,15 @@ parts, and until when."""
 
 LOGGING = "packages.logging"
 """The packages that train.log needs."""
+
+RENAMED = {
+    "lora.train_also": "modules_to_save",
+    "lora.train_tokens": "trainable_tokens",
+    "lora.plus_ratio": "loraplus_lr_ratio",
+    "train.only": "trainable_modules",
+    "train.samples": "generations",
+}
+"""Keys that recipes had in records of version 0.2, with their names of today."""
 
 COMPARED = ("recipe", "model", "packages", "runtime")
 """Entries of the record that must equal the artifact's for a run to be continued."""
@@ -234,7 +243,22 @@ def _parse(content: str, where: str) -> dict[str, Any]:
         raise UserError(f"{where}: not JSON ({error})", "the file was changed or truncated") from None
     if not isinstance(record, dict) or not isinstance(record.get("recipe"), dict):
         raise UserError(f"{where}: not a recipe's record", "the file was changed or truncated")
-    return record
+    return record | {"recipe": renamed(record["recipe"])}
+
+
+def renamed(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded recipe with the keys' names of today."""
+    today: dict[str, Any] = {
+        key: dict(value) if isinstance(value, Mapping) else value for key, value in recipe.items()
+    }
+    for old, new in RENAMED.items():
+        *above, name = old.split(".")
+        section: Any = today
+        for key in above:
+            section = section.get(key) if isinstance(section, dict) else None
+        if isinstance(section, dict) and name in section:
+            section[new] = section.pop(name)
+    return today
 
 
 def _differences(recorded: Any, current: Any, path: str) -> Iterator[str]:

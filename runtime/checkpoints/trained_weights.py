@@ -144,7 +144,7 @@ class TrainedAdapters:
     @property
     def numbers(self) -> tuple[int, ...]:
         """Return which rows of the embedding were trained."""
-        return tuple(int(number) for number in self.settings.train_tokens)
+        return tuple(int(number) for number in self.settings.trainable_tokens)
 
     def saved(self, base: HFCheckpoint) -> dict[str, np.ndarray]:
         """Return the tensors that PEFT saves in addition to the adapters', by their full names."""
@@ -338,7 +338,7 @@ def load_weights(
     """
     where = f"{directory}, step {step}"
     leaves = Leaves(f"{directory}/{step}/{item}")
-    only = (record["recipe"].get("train") or {}).get("only") or ()
+    only = (record["recipe"].get("train") or {}).get("trainable_modules") or ()
     parameters = train_only(base.family.parameters(base.architecture), only)
     trained = tuple(parameter for parameter in parameters if parameter.trainable)
     for parameter in trained:
@@ -377,7 +377,7 @@ def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings
         settings = lora_settings(section, base.architecture.num_layers)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"the lora section of the run's record is incomplete ({error})", OTHER_RUN) from error
-    if not settings.train_tokens:
+    if not settings.trainable_tokens:
         return settings
     return numbered(settings, base, record["recipe"].get("model", {}).get("add_tokens") or {})
 

@@ -1,4 +1,4 @@
-"""Read the prompts of train.samples: from the rows of a file to tokens."""
+"""Read the prompts of train.generations: from the rows of a file to tokens."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def agreed_prompts(
     Raises:
         UserError: as for `prompts`, or if they do not.
     """
-    assert settings.train.samples is not None
+    assert settings.train.generations is not None
     generation = generation_config(base.side_files, base.side_file)
     parts = settings.mesh.axes.get(TOKENS, 1)
-    prompts_read = prompts(settings.train.samples, settings.data, tokenizer, data_dir, generation, parts)
+    prompts_read = prompts(settings.train.generations, settings.data, tokenizer, data_dir, generation, parts)
     hosts.same(
         "prompts",
         hashlib.sha256(prompts_read.tokens.tobytes()).hexdigest(),
@@ -134,7 +134,7 @@ def prompts(
             raise UserError(
                 f"{origin}: {len(tokens):,} tokens and {samples.max_tokens:,} of an answer, and "
                 f"data.max_length is {data.max_length:,}",
-                "shorten the prompt, or train.samples.max_tokens",
+                "shorten the prompt, or train.generations.max_tokens",
             )
         texts.append(prompt)
         encoded.append(tokens)

@@ -279,7 +279,7 @@ def tokenizer_folder(folder: Path, tokens: Mapping[str, str | None], rows: int) 
 
 
 def numbered(lora: LoraSettings, base: HFCheckpoint, added: Mapping[str, str | None]) -> LoraSettings:
-    """Return the settings with a number for each token of lora.train_tokens.
+    """Return the settings with a number for each token of lora.trainable_tokens.
 
     Args:
         base: the checkpoint, with its tokenizer.
@@ -289,32 +289,32 @@ def numbered(lora: LoraSettings, base: HFCheckpoint, added: Mapping[str, str | N
         UserError: when the tokenizer lacks a token, the embedding lacks its row, or a token is named twice.
     """
     rows, ids = base.architecture.vocab_size, dict[str, int]()
-    if any(isinstance(token, str) for token in lora.train_tokens):
+    if any(isinstance(token, str) for token in lora.trainable_tokens):
         files = {name: base.side_file(name) for name in base.side_files if name == TOKENIZER}
         if TOKENIZER not in files:
             raise UserError(
-                f"{base.name}: no {TOKENIZER}, in which lora.train_tokens looks up its texts",
-                "write the tokens' numbers in lora.train_tokens",
+                f"{base.name}: no {TOKENIZER}, in which lora.trainable_tokens looks up its texts",
+                "write the tokens' numbers in lora.trainable_tokens",
             )
         files = with_tokens(files, added, rows, base.name) if added else files
         ids = token_ids(json_object(files[TOKENIZER], f"{base.name}/{TOKENIZER}"))
     numbers: list[int] = []
-    for token in lora.train_tokens:
+    for token in lora.trainable_tokens:
         number = ids.get(token, -1) if isinstance(token, str) else token
         if number < 0:
             raise UserError(
-                f"{base.name}: the tokenizer has no token `{token}`, which lora.train_tokens names",
+                f"{base.name}: the tokenizer has no token `{token}`, which lora.trainable_tokens names",
                 "write a token of the tokenizer, or its number; model.add_tokens adds tokens",
             )
         if number >= rows:
             raise UserError(
-                f"{base.name}: the embedding has {rows} rows, and lora.train_tokens names row {number}",
+                f"{base.name}: the embedding has {rows} rows, and lora.trainable_tokens names row {number}",
                 f"name rows from 0 to {rows - 1}",
             )
         if number in numbers:
-            raise UserError(f"lora.train_tokens names token {number} twice", "name each token once")
+            raise UserError(f"lora.trainable_tokens names token {number} twice", "name each token once")
         numbers.append(number)
-    return replace(lora, train_tokens=tuple(numbers))
+    return replace(lora, trainable_tokens=tuple(numbers))
 
 
 def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:

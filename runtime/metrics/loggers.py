@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from .services import Service
 
 FILE = "metrics.jsonl"
-SAMPLES = "samples.jsonl"
-"""The answers to train.samples, an object per line: step, prompt (a text or messages, as in its file),
+GENERATIONS = "generations.jsonl"
+"""The answers to train.generations, an object per line: step, prompt (a text or messages, as in its file),
 answer, tokens (number in the answer), ended (whether a token that ends answers came)."""
 
 
@@ -95,7 +95,7 @@ class Metrics:
         with writing(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             truncate(self.path, restored_step)
-            truncate(folder / SAMPLES, restored_step)
+            truncate(folder / GENERATIONS, restored_step)
             self._backends: list[Any] = [JsonLines(self.path)]
             if tensorboard:
                 first = 0 if restored_step is None else restored_step + 1
@@ -117,12 +117,12 @@ class Metrics:
                 backend.log(mode, step, known)
 
     def samples(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Write answers of a step to samples.jsonl.
+        """Write answers of a step to generations.jsonl.
 
         Raises:
             UserError: when they cannot be written.
         """
-        path = self.path.with_name(SAMPLES)
+        path = self.path.with_name(GENERATIONS)
         with writing(path), path.open("a", encoding="utf-8") as file:
             for answer in answers:
                 file.write(json.dumps({"step": step, **answer}, ensure_ascii=False) + "\n")

@@ -37,7 +37,7 @@ PARTS = ("A", "B", "magnitude")
 
 EMBEDDING = "embedder.input_embedding"
 TOKEN_ROWS = f"{EMBEDDING}_rows"
-"""The paths of the token embedding, and of its rows that lora.train_tokens trains."""
+"""The paths of the token embedding, and of its rows that lora.trainable_tokens trains."""
 NOT_A_PATTERN = (re.error, RecursionError, OverflowError)
 """What re raises for a text that is not a regular expression."""
 
@@ -65,7 +65,7 @@ class LoraSettings(Lora):
     @property
     def trains_whole(self) -> bool:
         """Return whether modules, or rows of the embedding, are trained next to adapters (selection.py)."""
-        return bool(self.train_also or self.train_tokens)
+        return bool(self.modules_to_save or self.trainable_tokens)
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a projection ("layers.7.self_attn.q_proj")."""
@@ -434,20 +434,20 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
     Records of older versions lack the keys that were added later. Patterns are recorded as pairs, whose order
     JSON keeps.
     """
-    tokens, layers = tuple(section.get("train_tokens") or ()), section["layers"]
+    tokens, layers = tuple(section.get("trainable_tokens") or ()), section["layers"]
     if not all(type(token) in (int, str) for token in tokens):
-        raise TypeError(f"train_tokens is {list(tokens)}")
+        raise TypeError(f"trainable_tokens is {list(tokens)}")
     return LoraSettings(
         rank=section["rank"],
         alpha=section["alpha"],
         targets=tuple(section["targets"]),
         dropout=section["dropout"],
-        train_also=tuple(section.get("train_also") or ()),
-        train_tokens=tokens,
+        modules_to_save=tuple(section.get("modules_to_save") or ()),
+        trainable_tokens=tokens,
         layers=None if layers == "all" else parse_layers(layers, num_layers),
         kind=section.get("kind", "lora"),
         init=section["init"],
-        plus_ratio=section.get("plus_ratio"),
+        loraplus_lr_ratio=section.get("loraplus_lr_ratio"),
         dtype=section["dtype"],
         kv=section["kv"],
         rslora=section.get("rslora", False),

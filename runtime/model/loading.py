@@ -100,8 +100,8 @@ def abstract_model(
     if settings.attention == "splash" and not family.flash_attention:
         raise UserError(f"{family.name} has no splash attention here", "set model.attention to dot")
     parameters = resolved(family.parameters(architecture), rules, axes)
-    if settings.only:
-        parameters = train_only(parameters, settings.only)
+    if settings.trainable_modules:
+        parameters = train_only(parameters, settings.trainable_modules)
     model_class, config = family.tunix_model(architecture, dtype=jnp.dtype(settings.dtype))
     model = nnx.eval_shape(lambda: model_class(config, rngs=_ConstantKeys()))
     specs = {parameter.path: parameter.spec for parameter in parameters}
@@ -198,7 +198,7 @@ def build(
             lengths = functools.partial(magnitudes, adapter, dtype=dtype)
             compute = jax.jit(lengths, out_shardings=sharding.named(mesh, spec))
             arrays[path] = compute(arrays[adapter.target.weight]).astype(lora_dtype)
-    if lora is not None and lora.train_tokens:
+    if lora is not None and lora.trainable_tokens:
         rows = next(parameter for parameter in built.whole if parameter.path == TOKEN_ROWS)
         embedding = next(parameter for parameter in built.parameters if parameter.path == EMBEDDING)
         for path, value in first_rows(base, embedding, lora).items():

@@ -10,9 +10,9 @@ from .families.base import Parameter, Source
 
 
 def trained_whole(parameters: Sequence[Parameter], lora: LoraSettings | None) -> tuple[Parameter, ...]:
-    """Return the arrays that a recipe's lora.train_also selects, in the model's order, and that of
-    lora.train_tokens."""
-    names = lora.train_also if lora is not None else ()
+    """Return the arrays that a recipe's lora.modules_to_save selects, in the model's order, and that of
+    lora.trainable_tokens."""
+    names = lora.modules_to_save if lora is not None else ()
     whole = tuple(
         parameter
         for parameter in (parameters if names else ())
@@ -20,23 +20,25 @@ def trained_whole(parameters: Sequence[Parameter], lora: LoraSettings | None) ->
         and any(matches(name, source.module) for name in names for source in parameter.sources)
     )
     embedding = next((parameter for parameter in parameters if parameter.path == EMBEDDING), None)
-    if lora is None or not lora.train_tokens or embedding is None:  # transformers' models have no such path
+    if (
+        lora is None or not lora.trainable_tokens or embedding is None
+    ):  # transformers' models have no such path
         return whole
     return (*whole, _rows(embedding, lora))
 
 
 def _rows(embedding: Parameter, lora: LoraSettings) -> Parameter:
-    """Return the trained rows of the embedding as an array [tokens, D], in the order of lora.train_tokens.
+    """Return the trained rows of the embedding as an array [tokens, D], ordered as lora.trainable_tokens.
 
     Its tensor is the one that PEFT saves.
     """
-    shape = (len(lora.train_tokens), embedding.shape[1])
+    shape = (len(lora.trainable_tokens), embedding.shape[1])
     name = f"{embedding.sources[0].module}.token_adapter.trainable_tokens_delta"
     return Parameter(TOKEN_ROWS, shape, (None, embedding.spec[1]), (Source(name, shape, shape, (0, 1)),))
 
 
 def train_only(parameters: Sequence[Parameter], names: Sequence[str]) -> tuple[Parameter, ...]:
-    """Return the arrays, of which those that a recipe's train.only does not select are frozen."""
+    """Return the arrays; those that a recipe's train.trainable_modules does not select are frozen."""
     if not names:
         return tuple(parameters)
     return tuple(

@@ -2,7 +2,7 @@
 
 Which arrays of a model a recipe trains is decided in selection.py.
 
-Rows of the embedding that lora.train_tokens trains are PEFT's trainable_token_indices. The embedding stays
+Rows of the embedding that lora.trainable_tokens trains are PEFT's trainable_token_indices. The embedding is
 frozen. Next to it are the trained rows [N, D] and their numbers. While a model is computed, they take the
 place of the embedding's own rows, also in a head that is the embedding. No gradient of the whole embedding is
 computed.
@@ -131,7 +131,7 @@ def with_trained_rows(embedder: Any) -> Iterator[None]:
 
 def first_rows(base: HFCheckpoint, embedding: Parameter, lora: LoraSettings) -> dict[str, np.ndarray]:
     """Return the rows and their numbers as training begins, by their paths: the rows are the base's own."""
-    numbers = np.asarray(lora.train_tokens, np.int32)
+    numbers = np.asarray(lora.trainable_tokens, np.int32)
     (source,) = embedding.sources
     rows = [base.read_rows(source, number, number + 1) for number in numbers.tolist()]
     values = np.concatenate(rows).astype(jnp.dtype(lora.dtype))

@@ -132,7 +132,7 @@ def adapter_config(
             {"target_parameters": select_parameters(parameters, known.values(), prefix)} if parameters else {}
         ),
         "task_type": "CAUSAL_LM",
-        **({"trainable_token_indices": [*settings.train_tokens]} if settings.train_tokens else {}),
+        **({"trainable_token_indices": [*settings.trainable_tokens]} if settings.trainable_tokens else {}),
         "use_dora": settings.kind == "dora",
         "use_rslora": settings.rslora,
     }

@@ -88,12 +88,12 @@ def _check_settings(
     if own != whole:
         parts += _one_sided(own, whole, " whole")
         names = sorted({name.removesuffix(".weight") for name in whole})
-        lines.append(f"lora.train_also: {_yaml(names)}")
-    known = all(isinstance(token, int) for token in settings.train_tokens)
-    if rows != every - own or (known and {*config.tokens} != {*settings.train_tokens}):
-        tokens, ours = _yaml(list(config.tokens)), _yaml(list(settings.train_tokens))
+        lines.append(f"lora.modules_to_save: {_yaml(names)}")
+    known = all(isinstance(token, int) for token in settings.trainable_tokens)
+    if rows != every - own or (known and {*config.tokens} != {*settings.trainable_tokens}):
+        tokens, ours = _yaml(list(config.tokens)), _yaml(list(settings.trainable_tokens))
         parts.append(f"the adapter has the embedding's rows {tokens}, and the recipe trains {ours}")
-        lines.append(f"lora.train_tokens: {tokens}")
+        lines.append(f"lora.trainable_tokens: {tokens}")
     if config.dora != (settings.kind == "dora"):
         kind = "dora" if config.dora else "lora"
         parts.append(f"use_dora is {_yaml(config.dora)}, and lora.kind {settings.kind}")

@@ -189,8 +189,8 @@ def arrays_of(found: PeftAdapter, base: HFCheckpoint, settings: LoraSettings) ->
             for number, source in enumerate(parameter.sources):
                 tensor = read(source.module, found.whole[source.name])
                 out[parameter.place(number)] = tensor.reshape(source.reshape).transpose(source.transpose)
-    if settings.train_tokens:
-        order = [found.config.tokens.index(int(token)) for token in settings.train_tokens]
+    if settings.trainable_tokens:
+        order = [found.config.tokens.index(int(token)) for token in settings.trainable_tokens]
         arrays[TOKEN_ROWS] = arrays[TOKEN_ROWS][order]
     return arrays
 

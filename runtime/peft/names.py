@@ -88,17 +88,17 @@ def refuse_rows(base: Known, name: str, settings: LoraSettings) -> None:
     Args:
         name: of the base, for the message.
     """
-    if base.own_head is not None and settings.train_tokens:
+    if base.own_head is not None and settings.trainable_tokens:
         raise UserError(
-            f"{name}: PEFT puts the rows of train_tokens into {base.own_head} too, because "
+            f"{name}: PEFT puts the rows of trainable_tokens into {base.own_head} too, because "
             "tie_word_embeddings of config.json says that it is the embedding; its values are others",
-            "set tie_word_embeddings to false in config.json of the base; or train_also: [embed_tokens]",
+            "set tie_word_embeddings to false in config.json of the base; or modules_to_save: [embed_tokens]",
         )
 
 
 def tied_embedding(base: Known, settings: LoraSettings) -> Source | None:
     """Return the embedding if it is the output head too and is trained whole, else None."""
-    if not settings.train_also or not is_tied(base):
+    if not settings.modules_to_save or not is_tied(base):
         return None
     names = base.family.names.of_embedding
     return next((source for source in whole_sources(base, settings) if source.module in names), None)

@@ -94,8 +94,8 @@ def _drawn(lora: LoraSettings | None) -> LoraSettings | None:
     which rows of the embedding are trained does not matter."""
     if lora is None:
         return None
-    tokens = tuple(range(len(lora.train_tokens)))
-    return replace(lora, init="peft" if lora.principal else lora.init, train_tokens=tokens)
+    tokens = tuple(range(len(lora.trainable_tokens)))
+    return replace(lora, init="peft" if lora.principal else lora.init, trainable_tokens=tokens)
 
 
 def main(artifact: Path, argv: Sequence[str] | None = None) -> int:

@@ -1,5 +1,5 @@
 """Evaluate the model of a run while it trains: the loss of the evaluation data, and greedy answers to prompts
-(train.samples), on the run's mesh.
+(train.generations), on the run's mesh.
 
 No KV cache is kept for answers: each new token runs the forward pass over the whole rows again. An answer of
 N tokens costs N forward passes, and the code that computes them is the training code.
@@ -150,7 +150,7 @@ def jit_answers(
 def answered(
     answer: Callable[[dict[str, jax.Array]], tuple[jax.Array, jax.Array]], prompts: Prompts, rows: Rows
 ) -> list[dict[str, Any]]:
-    """Return the answers to all prompts, in the form that samples.jsonl stores.
+    """Return the answers to all prompts, in the form that generations.jsonl stores.
 
     Args:
         answer: the compiled loop, with the model's current weights.

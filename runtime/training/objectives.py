@@ -125,7 +125,7 @@ def keeps_copy(train: Any, lora: Any) -> bool:
     """Return whether a run keeps a copy of what it starts from, as the loss's reference. Without a copy,
     the reference is the base without its fresh adapters. A run from lora.start_from keeps one, as in TRL, and
     so does one that trains whole modules or rows, whose original values are nowhere else."""
-    kept = lora is None or lora.start_from is not None or bool(lora.train_also or lora.train_tokens)
+    kept = lora is None or lora.start_from is not None or bool(lora.modules_to_save or lora.trainable_tokens)
     return OBJECTIVES[train.objective].refers(train.loss_type) and kept
 
 

@@ -39,7 +39,7 @@ from ..interrupts import Interrupted, Interrupts
 from ..metrics import run_facts
 from ..metrics.loggers import (
     FILE,
-    SAMPLES,
+    GENERATIONS,
     Metrics,
     Nowhere,
     done_line,
@@ -178,7 +178,7 @@ class Session:
         publish: Callable[[Path], None] = nowhere
         if remote:
             if restored:
-                for name in (FILE, SAMPLES):
+                for name in (FILE, GENERATIONS):
                     download(folder / name, self.directory)
             publish = publisher(self.directory)
         files = RunFiles(folder, self.directory, self.artifact, self.arguments.resume, restored)
@@ -302,7 +302,7 @@ def begin(
         )
     tokenizer = load_tokenizer(base_folder, settings.model, settings.data, arguments.data_dir)
     prompts = None
-    if settings.train.samples is not None:
+    if settings.train.generations is not None:
         prompts = agreed_prompts(settings, base, tokenizer, arguments.data_dir, hosts)
     prepared = prepare(
         settings.data,

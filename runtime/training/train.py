@@ -95,7 +95,7 @@ def _run(
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
     trace = session.arguments.trace
     schedule = session.schedule(learning_rate)
-    if settings.lora is not None and settings.lora.train_tokens:
+    if settings.lora is not None and settings.lora.trainable_tokens:
         settings = replace(settings, lora=numbered(settings.lora, base, dict(settings.model.add_tokens)))
     settings = replace(settings, lora=session.kept(settings.lora))
     frozen: HFCheckpoint = base

@@ -35,7 +35,7 @@ SECTIONS: tuple[type[base.Section], ...] = (
 
 ELSEWHERE: Mapping[type[base.Section], tuple[str, ...]] = {
     # Scripts build the optimizer and the schedule, and ModelSettings has what changes the model.
-    language.Train: ("optimizer", "schedule", "only", "qat"),
+    language.Train: ("optimizer", "schedule", "trainable_modules", "qat"),
     # LoraSettings has the numbers of the layers.
     language.Lora: ("layers",),
 }

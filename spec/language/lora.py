@@ -62,9 +62,9 @@ Layers = Annotated[
 
 
 def _tokens(value: Any) -> Any:
-    form = 'train_tokens: [128256, "<note>"], tokens by number or by text'
+    form = 'trainable_tokens: [128256, "<note>"], tokens by number or by text'
     if not isinstance(value, list):
-        raise fault(E0103, f"`train_tokens` must be a list of tokens, not {flow(value)}", form)
+        raise fault(E0103, f"`trainable_tokens` must be a list of tokens, not {flow(value)}", form)
     for index, item in enumerate(value):
         if isinstance(item, bool) or not isinstance(item, int | str) or item == "":
             raise fault(E0103, f"a token must be a number or a text, not {flow(item)}", form, at=f"[{index}]")
@@ -162,14 +162,14 @@ class Lora(Section):
         PROJECTIONS,
         min_length=1,
     )
-    train_also: Annotated[list[str], AfterValidator(distinct)] = field(
+    modules_to_save: Annotated[list[str], AfterValidator(distinct)] = field(
         "Modules other than projections that are trained in full, as with PEFT's modules_to_save: "
         "embed_tokens, lm_head and norms, as Hugging Face names or regular expressions that match a whole "
         "name. They are stored in lora.dtype and computed in model.dtype.",
         [],
         example=["embed_tokens", "lm_head"],
     )
-    train_tokens: Tokens = field(
+    trainable_tokens: Tokens = field(
         "Tokens whose rows of the embedding are trained, as with PEFT's trainable_token_indices: their "
         "numbers, or their texts in the model's tokenizer or in model.add_tokens. All other rows stay "
         "frozen. A head that is the embedding uses the trained rows too; another head keeps its own. The "
@@ -217,7 +217,7 @@ class Lora(Section):
         min_length=1,
         example="adapters/first",
     )
-    plus_ratio: float | None = field(
+    loraplus_lr_ratio: float | None = field(
         "LoRA+: ratio of B's learning rate to A's; null gives both the same.",
         None,
         unit="none (a ratio)",

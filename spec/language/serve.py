@@ -194,7 +194,7 @@ class Evaluate(Section):
         min_length=1,
         example="prompts.jsonl",
     )
-    samples: int = field("Answers sampled for each prompt of the file.", 1, unit="answers", ge=1)
+    num_generations: int = field("Answers sampled for each prompt of the file.", 1, unit="answers", ge=1)
     max_tokens: int = field("Largest length of an answer.", 512, unit="tokens", ge=1)
     limit: int | None = field(
         "Number of questions of each lm-eval task; null asks all.",

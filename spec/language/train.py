@@ -116,8 +116,8 @@ class Schedule(Section):
         "Shape of the decay.",
         "cosine",
         choices={
-            "cosine": "Half a cosine from the peak down to final_ratio of it.",
-            "linear": "A straight line from the peak down to final_ratio of it.",
+            "cosine": "Half a cosine from the peak down to min_lr_ratio of it.",
+            "linear": "A straight line from the peak down to min_lr_ratio of it.",
             "constant": "The peak until the end.",
         },
     )
@@ -137,7 +137,7 @@ class Schedule(Section):
         lt=1,
         example=0.03,
     )
-    final_ratio: float = field(
+    min_lr_ratio: float = field(
         "Learning rate at the end of the decay, one step after the last, as a share of the peak.",
         0.0,
         unit="share of the peak",
@@ -479,7 +479,7 @@ class Train(Section):
         allow_inf_nan=False,
         example=0.001,
     )
-    only: Annotated[list[str], AfterValidator(distinct)] = field(
+    trainable_modules: Annotated[list[str], AfterValidator(distinct)] = field(
         "Without lora: the modules that are trained, as names or regular expressions like those of "
         "lora.targets; all others stay as they are. [] trains every module.",
         [],
@@ -511,9 +511,9 @@ class Train(Section):
         example={"patience": 3},
         compiled=False,
     )
-    samples: Generations | None = field(
-        "Prompts that the model answers at each evaluation, greedily. The answers go to samples.jsonl next "
-        "to the metrics. null has none.",
+    generations: Generations | None = field(
+        "Prompts that the model answers at each evaluation, greedily. The answers go to generations.jsonl "
+        "next to the metrics. null has none.",
         None,
         example={"prompts": "data/prompts.jsonl"},
         compiled=False,

@@ -43,9 +43,9 @@ KEYS: dict[str, str] = {
             "lora.layers": "layers_to_transform lora_layers_to_transform num_layers_to_tune",
             "lora.rslora": "use_rslora peft_use_rslora lora_use_rslora",
             "lora.kind": "use_dora peft_use_dora lora_use_dora dora",
-            "lora.plus_ratio": "loraplus_lr_ratio lora_plus_lr_ratio lorap_lr_ratio",
-            "lora.train_also": "modules_to_save lora_modules_to_save additional_target",
-            "lora.train_tokens": "trainable_token_indices peft_trainable_token_indices",
+            "lora.loraplus_lr_ratio": "plus_ratio lora_plus_lr_ratio lorap_lr_ratio",
+            "lora.modules_to_save": "train_also lora_modules_to_save additional_target",
+            "lora.trainable_tokens": "train_tokens trainable_token_indices peft_trainable_token_indices",
             "lora.start_from": "lora_model_dir adapter_name_or_path adapter_checkpoint",
             "lora.init": "init_lora_weights peft_init_lora_weights",
             "data.train": "datasets dataset train_dataset train_file train_data dataset_path "
@@ -61,6 +61,9 @@ KEYS: dict[str, str] = {
             "data.packing": "sample_packing packed pack_sequences pack_dataset",
             "data.shuffle_seed": "data_seed data_shuffle_seed",
             "data.fields": "column_mapping rename_columns",
+            "train.trainable_modules": "train.only freeze_trainable_modules",
+            "train.generations": "train.samples",
+            "evaluate.num_generations": "evaluate.samples",
             "train.objective": "stage rl trainer_type",
             "train.loss_type": "pref_loss dpo_loss_type",
             "train.eaft_top_k": "eaft_k",
@@ -91,7 +94,7 @@ KEYS: dict[str, str] = {
             "train.schedule.name": "lr_scheduler_type lr_scheduler lr_schedule scheduler lr_decay_style",
             "train.schedule.warmup_steps": "num_warmup_steps lr_warmup_steps warmup_iters",
             "train.schedule.warmup_ratio": "warmup_steps_fraction warmup_fraction lr_warmup_ratio warmup",
-            "train.schedule.final_ratio": "cosine_learning_rate_final_fraction min_lr_ratio min_lr_rate "
+            "train.schedule.min_lr_ratio": "cosine_learning_rate_final_fraction final_ratio min_lr_rate "
             "cosine_min_lr_ratio",
             "train.eval_every": "eval_steps eval_interval eval_freq evaluation_steps val_check_interval "
             "run_val_every_n_steps eval_every_n_steps",
@@ -138,8 +141,8 @@ KEYS: dict[str, str] = {
                 "remove it: every projection of attention and MLP has an adapter unless `lora: {targets: "
                 "[q_proj, v_proj]}` names fewer"
             ),
-            "lora.apply_lora_to_output apply_lora_to_output lora_head": "`lora: {train_also: [lm_head]}` "
-            "trains the head whole",
+            "lora.apply_lora_to_output apply_lora_to_output lora_head": "`lora: {modules_to_save: "
+            "[lm_head]}` trains the head whole",
             "loraplus_lr_embedding use_galore use_badam use_apollo vera ia3": "it is "
             "not in this version; `lora: {rslora: true}` scales by the square root of the rank",
             "pissa_init": "`lora: {init: pissa}`",
@@ -254,7 +257,7 @@ KEYS: dict[str, str] = {
             # The run.
             "warmup_epochs": "`train: {schedule: {warmup_ratio: 0.03}}`",
             "betas adam_betas": "`train: {optimizer: {b1: 0.9, b2: 0.999}}`",
-            "min_lr min_learning_rate end_lr lr_end": "`train: {schedule: {final_ratio: 0.1}}`, the last "
+            "min_lr min_learning_rate end_lr lr_end": "`train: {schedule: {min_lr_ratio: 0.1}}`, the last "
             "learning rate as a share of the peak",
             "lr_scheduler_kwargs scheduler_kwargs cosine_constant_lr_ratio num_cycles lr_groups "
             "optim_args "

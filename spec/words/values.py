@@ -66,7 +66,7 @@ VALUES: dict[str, dict[str, str]] = {
         "train.schedule.name": {
             "constant_with_warmup": "`name: constant`, with `train: {schedule: {warmup_steps: 100}}`",
             "cosine_with_min_lr cosine_warmup_with_min_lr": "`name: cosine`, with `train: {schedule: "
-            "{final_ratio: 0.1}}`",
+            "{min_lr_ratio: 0.1}}`",
             "none fixed": "`name: constant`",
             "linear_warmup linear_with_warmup linear_decay": "`name: linear`",
             "cosine_decay cosine_annealing cosine_with_warmup warmup_cosine": "`name: cosine`",

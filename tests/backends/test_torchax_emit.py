@@ -18,8 +18,8 @@ from tests.emit.emitting import program_of, tool
 
 
 def test_torchax_refuses_trained_embedding_rows(tmp_path: Path) -> None:
-    (found,) = check(program_of(tmp_path, ["lora.train_tokens=[5]"]))
-    assert (found.code, found.path) == ("E0943", "lora.train_tokens") and found.help
+    (found,) = check(program_of(tmp_path, ["lora.trainable_tokens=[5]"]))
+    assert (found.code, found.path) == ("E0943", "lora.trainable_tokens") and found.help
 
 
 def test_supported_recipe_has_no_torchax_findings(tmp_path: Path) -> None:

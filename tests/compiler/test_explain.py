@@ -146,7 +146,7 @@ def test_held_out_rows_and_row_limits_are_explained(explained: Callable[..., str
 def test_schedules_are_explained_in_words(explained: Callable[..., str]) -> None:
     text = explained(
         "train.schedule",
-        "train.schedule={name: linear, warmup_ratio: 0.1, final_ratio: 0.1}",
+        "train.schedule={name: linear, warmup_ratio: 0.1, min_lr_ratio: 0.1}",
         "train.steps=45",
     )
     assert "from 0 to 0.0001 in 5 steps, then linearly to 1e-05 one step after the last" in text

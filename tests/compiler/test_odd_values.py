@@ -65,9 +65,9 @@ def test_an_odd_value_for_each_key_raises_no_exception(recipe: Path) -> None:
     "key",
     [
         "lora.targets=[{}]",
-        "lora.train_also=[{}]",
+        "lora.modules_to_save=[{}]",
         "lora.rank_pattern={{{}: 4}}",
-        "train.only=[{}]",
+        "train.trainable_modules=[{}]",
         "sharding.rules=[{{match: {}, spec: [fsdp]}}]",
     ],
 )

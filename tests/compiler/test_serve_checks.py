@@ -104,9 +104,9 @@ def test_settings_that_prevent_serving_an_adapter_are_refused(found: Found) -> N
     assert "E0644" in found(ADAPTER, TORCHAX, "merge.adapter=false")
     assert "E0644" in found(ADAPTER, TORCHAX, "lora=null", "merge.adapter=false")
     for key, words in (
-        ("lora.train_also=[norm]", "the modules of train_also"),
-        ("lora.train_also=[embed_tokens]", "the modules of train_also"),
-        ("lora.train_tokens=[7]", "the rows of train_tokens"),
+        ("lora.modules_to_save=[norm]", "the modules of modules_to_save"),
+        ("lora.modules_to_save=[embed_tokens]", "the modules of modules_to_save"),
+        ("lora.trainable_tokens=[7]", "the rows of trainable_tokens"),
         ("lora={rank: 8, kind: dora, dropout: 0}", "the magnitudes of kind: dora"),
         ("model.vocab_size=262208", "the rows that model.vocab_size adds"),
     ):

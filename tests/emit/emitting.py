@@ -51,7 +51,7 @@ EVERYTHING = {
         'data.chat_template="{% for m in messages %}<|turn>{{ m.role }} {{ m.content }}<turn|>{% endfor %}"',
     ],
     "template-file": [
-        "train.schedule={name: linear, final_ratio: 0.1}",
+        "train.schedule={name: linear, min_lr_ratio: 0.1}",
         "data.chat_template=templates/a-folder-of-templates/a-template-with-a-long-name.jinja",
     ],
     "served": [

@@ -56,7 +56,7 @@ CASES = [
 def test_learning_rate_schedule_matches_transformers(
     name: str, warmup_key: str, steps: int, warmup: int, final: float, tmp_path: Path
 ) -> None:
-    setting = f"train.schedule={{name: {name}, {warmup_key}, final_ratio: {final}}}"
+    setting = f"train.schedule={{name: {name}, {warmup_key}, min_lr_ratio: {final}}}"
     schedule = script(tmp_path, [setting, "train.optimizer.learning_rate=3.0e-4"]).learning_rate(steps)
     factor = reference(name, steps, warmup, final)
     seen = [float(schedule(step)) for step in range(steps)]

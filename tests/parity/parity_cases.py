@@ -79,7 +79,7 @@ CASES = {
             global_batch_size=4,
             micro_batch_size=1,
             optimizer={"learning_rate": 1e-3, "weight_decay": 0.0, "b2": 0.95, "eps": 1e-6},
-            schedule={"name": "linear", "warmup_ratio": 0.1, "final_ratio": 0.1},
+            schedule={"name": "linear", "warmup_ratio": 0.1, "min_lr_ratio": 0.1},
         ),
     ),
 }

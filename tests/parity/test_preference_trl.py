@@ -29,6 +29,6 @@ def test_trl_dpo_with_trained_embedding_rows_matches_train_py(tmp_path: Path) ->
     """The reference has the embedding's own rows: PEFT's without its adapters, and a copy in train.py."""
     qwen = ("Qwen/Qwen3-0.6B", ["full_attention"] * 2)
     dpo = case(*qwen, {"fsdp": 2, "tp": 1}, TARGETS, "dpo")
-    dpo.recipe["lora"] |= {"train_tokens": ["<|im_start|>", 70, "<|im_end|>"], "plus_ratio": 2.0}
+    dpo.recipe["lora"] |= {"trainable_tokens": ["<|im_start|>", 70, "<|im_end|>"], "loraplus_lr_ratio": 2.0}
     backends = (Backend.TUNIX, Backend.TRL)
     assert_one_run(Place(tmp_path, dpo, backends), backends)

@@ -216,13 +216,15 @@ def test_model_flops_of_backward_pass_end_at_the_first_trained_layer() -> None:
 def test_model_flops_of_train_only_leave_out_what_is_frozen() -> None:
     full = program("llama32-1b-full-v5e4")
     layers = (1_235_746_816 - 128_256 * 2048) / 16  # of each layer, without its norms
-    only = program("llama32-1b-full-v5e4", r"train.only=['layers\.(14|15)\.mlp\..*']")
+    only = program("llama32-1b-full-v5e4", r"train.trainable_modules=['layers\.(14|15)\.mlp\..*']")
     fewer = model_flops(full, 1.0) - model_flops(only, 1.0)
     frozen = 14 * 4 * layers + 2 * (2 * layers + 128_256 * 2048) - 2 * 2 * 3 * 2048 * 8192
     length = full.recipe.data.max_length
     assert fewer == pytest.approx(frozen + 14 * 8 * 2048 * (length + 1) / 2, rel=1e-6)
     assert bound(only, length).memory_bytes < 0.3 * bound(full, length).memory_bytes
-    head = program("llama31-8b-v6e8", "lora=null", "merge.adapter=false", "train.only=['lm_head.*']")
+    head = program(
+        "llama31-8b-v6e8", "lora=null", "merge.adapter=false", "train.trainable_modules=['lm_head.*']"
+    )
     assert model_flops(head, 1.0) == pytest.approx(2 * LLAMA_LAYERS + 6 * LLAMA_HEAD + 4 * LLAMA_PAIRS)
 
 

@@ -33,7 +33,7 @@ def test_schedule_maps_exactly_or_to_the_nearest_with_a_note(
 ) -> None:
     found = training.schedule_of(name, kwargs, 1e-4)
     assert found.name == expected and (found.note == "") is exact
-    assert found.final_ratio == pytest.approx(final)
+    assert found.min_lr_ratio == pytest.approx(final)
     assert found.warms_up is (name not in ("constant", "reduce_lr_on_plateau"))
 
 

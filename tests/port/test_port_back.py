@@ -49,7 +49,7 @@ def write(data: Any) -> None:
 VARIANTS = {
     "full": {
         "train.optimizer.master_weights": False,
-        "train.schedule": {"name": "linear", "final_ratio": 0.1},
+        "train.schedule": {"name": "linear", "min_lr_ratio": 0.1},
     },
     "lora": {
         "lora.targets": ["q_proj", "v_proj"],
@@ -279,12 +279,12 @@ def test_expert_targets_survive_round_trip_or_are_refused(tool: str) -> None:
 def test_new_tokens_and_modules_trained_whole_survive_round_trip(tool: str) -> None:
     data = recipe()
     data["model"] |= {"id": "Qwen/Qwen3-8B", "add_tokens": {"<a>": None, "<b>": None}}
-    data["lora"]["train_also"] = ["embed_tokens", "lm_head", ".*norm"]
+    data["lora"]["modules_to_save"] = ["embed_tokens", "lm_head", ".*norm"]
     write(data)
     held("recipe.yaml", tool)
     again = yaml.safe_load(Path("again.yaml").read_text())
     assert again["model"]["add_tokens"] == {"<a>": None, "<b>": None}
-    assert again["lora"]["train_also"] == data["lora"]["train_also"]
+    assert again["lora"]["modules_to_save"] == data["lora"]["modules_to_save"]
 
 
 def test_master_weights_that_a_tool_does_not_keep_have_a_line() -> None:

@@ -61,7 +61,7 @@ def rates(ledger: Ledger, steps: int) -> list[float]:
     """Return the recipe's rates, by the expression in its train.py."""
     values = {
         key: ledger.value(f"train.schedule.{key}")
-        for key in ("name", "final_ratio", "warmup_steps", "warmup_ratio")
+        for key in ("name", "min_lr_ratio", "warmup_steps", "warmup_ratio")
     }
     given = {key: value for key, value in values.items() if value is not None}
     train = Train.model_validate({"schedule": given})
@@ -71,7 +71,7 @@ def rates(ledger: Ledger, steps: int) -> list[float]:
         {
             "optax": optax,
             "LEARNING_RATE": RATE,
-            "FINAL_RATIO": train.schedule.final_ratio,
+            "MIN_LR_RATIO": train.schedule.min_lr_ratio,
             "WARMUP_STEPS": train.schedule.warmup_steps,
             "warmup": math.ceil((train.schedule.warmup_ratio or 0) * steps),
             "steps": steps,

@@ -97,7 +97,7 @@ def test_unsloth_trains_embedding_and_head_among_its_targets_whole(
     run = "SFTTrainer(model=model, train_dataset=rows, args=SFTConfig(max_steps=9))\n"
     made = ported(HEAD + UNSLOTH.replace("Qwen3-8B", model).replace("r=32", targets) + run)
     assert value(made, "lora.targets") == ["q_proj", "v_proj"]
-    assert value(made, "lora.train_also") == also
+    assert value(made, "lora.modules_to_save") == also
     (row,) = [row for row in made.rows if row.key == "lora_target_modules"]
     assert row.verdict.value == kind
 

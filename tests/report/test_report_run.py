@@ -375,7 +375,7 @@ def test_early_stopped_run_shows_samples_and_eval_sources(place: Path) -> None:
         for name, prompt in (("one", "Say one."), ("two", [{"role": "user", "content": f"Say {EVIL}"}]))
     ]
     written = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in samples)
-    (folder / "samples.jsonl").write_text(written + '{"step": 5', encoding="utf-8")
+    (folder / "generations.jsonl").write_text(written + '{"step": 5', encoding="utf-8")
     page = report("run")
     assert "stopped early after 60 of 200 steps" in page.words and why in page.words
     assert "Not finished" not in page.words

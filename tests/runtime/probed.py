@@ -21,7 +21,7 @@ recipe: 1
 name: confidential
 model: {id: ./secret-model, dtype: float32}
 mesh: {accelerator: cpu-4, axes: {fsdp: 2, tp: 2}}
-lora: {rank: 4, targets: [q_proj, v_proj, down_proj], train_tokens: ["<|im_end|>", 9]}
+lora: {rank: 4, targets: [q_proj, v_proj, down_proj], trainable_tokens: ["<|im_end|>", 9]}
 data: {train: [train.jsonl], max_length: 64}
 train: {steps: 10, global_batch_size: 8, micro_batch_size: 2}
 """

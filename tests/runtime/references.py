@@ -89,8 +89,8 @@ def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
     return {name: tuple(part.copy() for part in parts) for name, parts in out.items()}
 
 
-LORA = ("init", "kind", "plus_ratio", "rank_pattern", "rslora", "start_from")
-LORA += ("quantize", "train_also", "train_tokens", "vocab_size", "qat")
+LORA = ("init", "kind", "loraplus_lr_ratio", "rank_pattern", "rslora", "start_from")
+LORA += ("quantize", "modules_to_save", "trainable_tokens", "vocab_size", "qat")
 """Fields of LoraSettings that `twenty_steps` takes, and that the model takes. If `qat` is given, the
 reference rounds by itself."""
 NF4 = [
@@ -174,7 +174,7 @@ def twenty_steps(
         optax.clip_by_global_norm(CLIP),
         optax.adamw(schedule, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.01),
     ]
-    links += [faster_b(methods["plus_ratio"])] if "plus_ratio" in methods else []
+    links += [faster_b(methods["loraplus_lr_ratio"])] if "loraplus_lr_ratio" in methods else []
     chain = optax.chain(*links)
     with mesh:
         options = {"log": Log(every=20), "every_steps": 20}
@@ -324,7 +324,7 @@ def peft_steps(
     Args:
         adapted: regular expressions of the projections' names, and names of parameters within a layer.
     """
-    whole = [*methods.get("train_also", ())] or None
+    whole = [*methods.get("modules_to_save", ())] or None
     dora = methods.get("kind") == "dora"
     principal = methods.get("init") in PRINCIPAL
     signs: dict[str, np.ndarray] = {}
@@ -332,7 +332,7 @@ def peft_steps(
     options |= {key: methods[key] for key in ("rank_pattern",) if key in methods}
     options |= {"use_rslora": True} if methods.get("rslora") else {}
     options |= {"use_dora": dora, "modules_to_save": whole, "ensure_weight_tying": bool(whole)}
-    options |= {"trainable_token_indices": [*methods.get("train_tokens", ())] or None}
+    options |= {"trainable_token_indices": [*methods.get("trainable_tokens", ())] or None}
     if adapter := methods.get("start_from"):
         from peft import PeftModel
 
@@ -377,7 +377,9 @@ def peft_steps(
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
     found, norms = [], []
     for step in range(steps):
-        for group, ratio in zip(optimizer.param_groups, (1, methods.get("plus_ratio", 1)), strict=True):
+        for group, ratio in zip(
+            optimizer.param_groups, (1, methods.get("loraplus_lr_ratio", 1)), strict=True
+        ):
             group["lr"] = rate(step) * ratio
         optimizer.zero_grad()
         total = 0.0
@@ -411,6 +413,6 @@ def peft_steps(
         values = parameter.detach().numpy()
         if "trainable_tokens_delta" in name:  # an adapter may have another order
             numbers = model.get_input_embeddings().token_adapter.token_indices["default"]
-            values = values[[numbers.index(token) for token in methods["train_tokens"]]]
+            values = values[[numbers.index(token) for token in methods["trainable_tokens"]]]
         end[called.removeprefix("model.")] = (values,)
     return found, norms, end

@@ -147,7 +147,7 @@ def write_lock(
             "recipe": 1,
             "name": "tiny",
             "lora": section,
-            "train": {"only": list(only)},
+            "train": {"trainable_modules": list(only)},
             "mesh": {"accelerator": f"cpu-{np.prod(list(axes.values()))}", "axes": axes},
             "sharding": {"rules": [], "on_indivisible": "error"},
         },

@@ -121,7 +121,7 @@ import dataclasses
 
 from runtime.sections import Generations
 
-TRAIN = dataclasses.replace(TRAIN, samples=Generations("prompts.jsonl", 5))
+TRAIN = dataclasses.replace(TRAIN, generations=Generations("prompts.jsonl", 5))
 """
     write_artifact(place / "sampled", prelude=more)
     rows: list[Any] = [{"prompt": "one two"}, {"messages": [{"role": "user", "content": "six"}]}]
@@ -132,7 +132,10 @@ TRAIN = dataclasses.replace(TRAIN, samples=Generations("prompts.jsonl", 5))
             run = train(lives, place, output, *option, artifact="sampled")
             assert run.status == 0, run.stderr
     found, again = (
-        [json.loads(line) for line in (place / output / "checkpoints/samples.jsonl").read_text().splitlines()]
+        [
+            json.loads(line)
+            for line in (place / output / "checkpoints/generations.jsonl").read_text().splitlines()
+        ]
         for output in ("once", "twice")
     )
     assert [one["step"] for one in found] == [step for step in (0, 4, 8, 10) for _ in rows]

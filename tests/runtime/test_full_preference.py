@@ -92,7 +92,7 @@ def test_full_dpo_losses_match_trl_and_resume_is_exact(whole: tuple[str, ...], t
     """
     base, folder, rate = tmp_path / "base", tmp_path / "run", 1e-4
     model = write_base(base)
-    how: dict[str, Any] = {"train_also": whole} if whole else {"full": True}
+    how: dict[str, Any] = {"modules_to_save": whole} if whole else {"full": True}
     model = with_adapters(model, base, whole) if whole else model
     batch, expected = by_trl(model, base, tmp_path / "trl", rate)
 

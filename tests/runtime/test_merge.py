@@ -285,7 +285,7 @@ def test_best_step_is_kept_step_with_lowest_eval_loss(base: HFCheckpoint, tmp_pa
 
 
 def test_modules_trained_whole_count_for_identity(base: HFCheckpoint, tmp_path: Path) -> None:
-    save_run(tmp_path, base, lora_section(targets=["q_proj"], train_also=["embed_tokens"]))
+    save_run(tmp_path, base, lora_section(targets=["q_proj"], modules_to_save=["embed_tokens"]))
     run = load_trained(tmp_path, "4", base)
     other = replace(run, whole={path: array + 1 for path, array in run.whole.items()})
     assert run.whole and not list(tmp_path.rglob("SHA256SUMS"))

@@ -75,7 +75,7 @@ LAYOUTS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {"num_key_value_heads": 8, "num_hidden_layers": 2},
         {
             **{"targets": ["q_proj", "v_proj"], "rank_pattern": [["v_proj", 5]], "kind": "dora"},
-            **{"dropout": 0.0, "train_tokens": [137, 508, 20]},
+            **{"dropout": 0.0, "trainable_tokens": [137, 508, 20]},
         },
     ),
     "llama": (
@@ -83,7 +83,7 @@ LAYOUTS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {"shards": 3},
         {
             **{"alpha": 3.0, "rslora": True, "rank_pattern": [["[kv]_proj", 2]], "quantize": "nf4"},
-            "train_tokens": [137, 20],
+            "trainable_tokens": [137, 20],
         },
     ),
 }
@@ -116,7 +116,7 @@ ALIKE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 """Other models with one of these layouts."""
 SECTIONS: dict[str, dict[str, Any]] = {
     "phi3": {
-        "train_also": ["embed_tokens", "lm_head", r"layers\.1\.input_layernorm"],
+        "modules_to_save": ["embed_tokens", "lm_head", r"layers\.1\.input_layernorm"],
         "alpha": 3.0,
         "rslora": True,
         "rank_pattern": [["qkv_proj", 5], ["gate_up_proj", 2]],
@@ -224,7 +224,7 @@ def test_merged_model_and_exported_adapter_match_tunix_logits(
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match")
         wrapped = peft.PeftModel.from_pretrained(load(case, case.folder / "base"), adapter)
     adapted = torch_logits(in_float64(wrapped), rows)
-    if not lora.train_also:
+    if not lora.modules_to_save:
         assert import_adapter(adapter, case.base, case.folder / "run", case.folder / "imported") == 0
         trees = (restore_tree(str(case.folder / step / "model_params")) for step in ("run/4", "imported/0"))
         assert_same(*trees)

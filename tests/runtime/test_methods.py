@@ -24,15 +24,19 @@ from tests.runtime.decoders import EVERY, layers, make
 from tests.runtime.references import save_adapter, store_in_nf4, twenty_steps
 
 COMBINED = {
-    **{"init": "pissa", "rslora": True, "rank_pattern": {"o_proj": 3}, "plus_ratio": 4.0},
+    **{"init": "pissa", "rslora": True, "rank_pattern": {"o_proj": 3}, "loraplus_lr_ratio": 4.0},
     **{"label_smoothing": 0.1, "z_loss": 1e-3, "neftune_noise_alpha": 5.0},
 }
 BLOCKS = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
 """Sizes of which every device has whole blocks of nf4."""
-NF4 = {"kind": "dora", "plus_ratio": 2.0, "quantize": "nf4"}
-STARTED = {"kind": "dora", "train_also": ("lm_head", "input_layernorm"), "train_tokens": (499, 3, 41)}
-ROWS = {"train_tokens": (3, 499, 400, 516), "neftune_noise_alpha": 5.0, "vocab_size": 517}
-TIED = {"train_also": ("embed_tokens", "model.norm"), "vocab_size": 517}
+NF4 = {"kind": "dora", "loraplus_lr_ratio": 2.0, "quantize": "nf4"}
+STARTED = {
+    "kind": "dora",
+    "modules_to_save": ("lm_head", "input_layernorm"),
+    "trainable_tokens": (499, 3, 41),
+}
+ROWS = {"trainable_tokens": (3, 499, 400, 516), "neftune_noise_alpha": 5.0, "vocab_size": 517}
+TIED = {"modules_to_save": ("embed_tokens", "model.norm"), "vocab_size": 517}
 FEW = ("q_proj", "v_proj", "down_proj")
 QUERIES = ("q_proj", "qkv_proj")
 
@@ -69,8 +73,8 @@ def test_twenty_steps_match_peft(
         store_in_nf4(layers(model))
     elif methods is STARTED:
         more["start_from"] = str(tmp_path / "adapter")
-        rows = {"trainable_token_indices": sorted(methods["train_tokens"])}
-        saved = {"modules_to_save": [*methods["train_also"]], **rows}
+        rows = {"trainable_token_indices": sorted(methods["trainable_tokens"])}
+        saved = {"modules_to_save": [*methods["modules_to_save"]], **rows}
         save_adapter(model, tmp_path / "adapter", ("qkv_proj",), use_dora=True, **saved)
         model = type(model).from_pretrained(tmp_path / "base")
     axes = {"fsdp": parts, "tp": parts}
@@ -89,7 +93,7 @@ def test_a_bfloat16_model_keeps_whole_modules_and_rows_in_float32(tmp_path: Path
     Of the embedding, only the rows have a state.
     """
     make("phi3", tmp_path / "base", num_hidden_layers=1)
-    methods = {"train_also": ("norm",), "train_tokens": (7, 499)}
+    methods = {"modules_to_save": ("norm",), "trainable_tokens": (7, 499)}
     mesh, built = training.build(tmp_path / "base", {"fsdp": 2, "tp": 1}, dtype="bfloat16", **methods)
     before = training.adapters(built)
     with mesh:
@@ -110,7 +114,7 @@ def test_a_bfloat16_model_keeps_whole_modules_and_rows_in_float32(tmp_path: Path
 def test_whole_modules_and_rows_in_bfloat16_accumulate_gradients_in_float32(tmp_path: Path) -> None:
     """As adapters in bfloat16 do: their moments are bfloat16."""
     make("gemma1", tmp_path / "base", num_hidden_layers=1)
-    methods = {"train_also": ("norm",), "train_tokens": (7, 499), "lora_dtype": "bfloat16"}
+    methods = {"modules_to_save": ("norm",), "trainable_tokens": (7, 499), "lora_dtype": "bfloat16"}
     mesh, built = training.build(tmp_path / "base", {"fsdp": 1, "tp": 1}, dtype="bfloat16", **methods)
     before = training.adapters(built)
     with mesh:

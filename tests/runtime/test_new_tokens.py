@@ -86,11 +86,11 @@ def test_train_tokens_resolve_to_embedding_rows_or_are_refused(
         side_files=[path.name for path in tmp_path.iterdir()],
         side_file=lambda name: (tmp_path / name).read_bytes(),
     )
-    lora = LoraSettings(1, 1.0, 0.0, (), train_tokens=tokens)
+    lora = LoraSettings(1, 1.0, 0.0, (), trainable_tokens=tokens)
     if message is None:
-        found = numbered(lora, base, added).train_tokens
+        found = numbered(lora, base, added).trainable_tokens
         assert found == (numbers["<b>"], 11, numbers["<a>"], 9_999)
-        lora = replace(lora, train_tokens=(numbers["<a>"], "<a>"))
+        lora = replace(lora, trainable_tokens=(numbers["<a>"], "<a>"))
         message = "twice"
     with pytest.raises(UserError, match=message):
         numbered(lora, base, added)

@@ -32,7 +32,7 @@ from runtime.sections import Generations
 
 LORA = replace(LORA, rank=8, alpha=16.0, dropout=0.0)
 DATA = replace(DATA, eval=("train.jsonl",), max_length=48)
-TRAIN = replace(TRAIN, eval_every={STEPS}, samples=Generations("prompts.jsonl", {MOST}))
+TRAIN = replace(TRAIN, eval_every={STEPS}, generations=Generations("prompts.jsonl", {MOST}))
 """
 
 
@@ -95,7 +95,7 @@ def answer_of(model: Path, **options: Any) -> list[int]:
 def test_run_records_its_end_and_its_samples_stop_there(place: Path) -> None:
     facts = json.loads((place / "run" / "checkpoints" / "run.json").read_text())
     assert facts["data"]["train"]["ends"] == {str(end_of(place)): 16}
-    lines = (place / "run" / "checkpoints" / "samples.jsonl").read_text().splitlines()
+    lines = (place / "run" / "checkpoints" / "generations.jsonl").read_text().splitlines()
     last = json.loads(lines[-1])
     assert (last["step"], last["answer"], last["ended"]) == (STEPS, "seven", True)
 

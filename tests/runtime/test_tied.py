@@ -151,7 +151,9 @@ def test_merged_folder_and_adapter_answer_the_same(
     """Compare transformers on the merged folder, a server's rule, and PEFT, before and after its own merge;
     then import the adapter again."""
     base = HFCheckpoint.open(bases(name))
-    section = lora_section(targets=["q_proj" if name != "falcon" else "query_key_value"], train_also=also)
+    section = lora_section(
+        targets=["q_proj" if name != "falcon" else "query_key_value"], modules_to_save=also
+    )
     save_run(tmp_path / "run", base, section)
     assert run_merge(tmp_path, bases(name)) == 0
     merged = answers(load(tmp_path / "merged"))
@@ -207,7 +209,7 @@ def test_adapter_of_peft_answers_as_there_or_is_refused(
     expected = answers(wrapped)
     wrapped.float().save_pretrained(str(tmp_path / "adapter"))
     also = ["embed_tokens"] if tied or refused else [name.replace("norm", ".*norm") for name in modules]
-    section = lora_section(targets=["q_proj"], train_also=also)
+    section = lora_section(targets=["q_proj"], modules_to_save=also)
     write_lock(tmp_path / "artifact", base, section)
     if refused:
         with pytest.raises(UserError) as caught:
@@ -255,13 +257,13 @@ def test_check_says_what_a_head_of_other_values_means(bases: Callable[[str], Pat
         (tmp_path / "base").symlink_to(bases(name))
         return {one.code for one in lower(load_recipe(tmp_path / "recipe.yaml", sets)).diagnostics}
 
-    rows, adapter = "lora.train_tokens=[3]", "serve.weights=adapter"
+    rows, adapter = "lora.trainable_tokens=[3]", "serve.weights=adapter"
     for name in ("tied", "copied"):
         assert not codes(name, rows, adapter) & {"N0821", "E0326", "E0663"}
-        assert "E0322" in codes(name, "lora.train_also=[lm_head]")
+        assert "E0322" in codes(name, "lora.modules_to_save=[lm_head]")
     assert {"E0326", "E0663"} <= codes("own", rows, adapter) and "N0821" in codes("own")
     assert not codes("own", rows, "merge.adapter=false") & {"E0326", "E0663"}
-    assert "E0322" not in codes("own", "lora.train_also=[lm_head]")
+    assert "E0322" not in codes("own", "lora.modules_to_save=[lm_head]")
 
 
 def test_full_fine_tuning_writes_a_repeated_head_too(
@@ -318,9 +320,9 @@ def test_rows_in_a_head_of_other_values_are_not_exported(
     bases: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = HFCheckpoint.open(bases("own"))
-    save_run(tmp_path / "run", base, lora_section(targets=["q_proj"], train_tokens=[3, 7]))
+    save_run(tmp_path / "run", base, lora_section(targets=["q_proj"], trainable_tokens=[3, 7]))
     assert run_merge(tmp_path, bases("own")) == 1
-    assert "PEFT puts the rows of train_tokens into lm_head.weight too" in capsys.readouterr().err
+    assert "PEFT puts the rows of trainable_tokens into lm_head.weight too" in capsys.readouterr().err
     assert run_merge(tmp_path, bases("own"), adapter=False) == 0
 
 

@@ -96,7 +96,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
         family=base.family.name,
         dtype=options.pop("dtype", "float32"),
         remat=options.pop("remat", "decoder"),
-        only=options.pop("only", ()),
+        trainable_modules=options.pop("only", ()),
         qat=options.pop("qat", None),
     )
     rules, seed = options.pop("rules", ()), options.pop("seed", 0)

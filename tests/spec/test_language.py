@@ -133,7 +133,7 @@ def test_value_in_place_of_a_section_gives_no_pydantic_message(path: str, value:
 
 BESIDE: dict[str, Any] = {
     "train.early_stopping": {"patience": 3},
-    "train.samples": {"prompts": "prompts.jsonl"},
+    "train.generations": {"prompts": "prompts.jsonl"},
     "sharding.rules": [{"match": "a", "spec": ["tp"]}],
     "data.train": [{"path": "a.jsonl"}],
     "data.eval": [{"path": "b.jsonl"}],

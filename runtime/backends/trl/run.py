@@ -155,7 +155,7 @@ def _run(job: _Job) -> int:
         base = HFCheckpoint.open(locate_model(model, arguments.model))
     base.verify()
     check_model(read_record(job.artifact), base)
-    if lora is not None and lora.train_tokens:
+    if lora is not None and lora.trainable_tokens:
         lora = numbered(lora, base, dict(model.add_tokens))
         job = replace(job, settings=replace(job.settings, lora=lora))
     with place.local_main_process_first():
@@ -214,10 +214,12 @@ def _run(job: _Job) -> int:
             start=start,
             optimizer=optimizer,
             schedule=lambda made: schedule(made, total),
-            parameters=lambda whole: trained_parameters(whole, base, lora, job.settings.model.only),
+            parameters=lambda whole: trained_parameters(
+                whole, base, lora, job.settings.model.trainable_modules
+            ),
             reference=reference_model(base, job.settings),
             eval_every=train.eval_every,
-            plus_ratio=None if lora is None else lora.plus_ratio,
+            loraplus_lr_ratio=None if lora is None else lora.loraplus_lr_ratio,
             keep_first=arguments.trace is not None,
             stopping=train.early_stopping,
             before=before,

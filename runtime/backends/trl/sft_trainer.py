@@ -41,7 +41,7 @@ class Training:
         parameters: returns a model's trained parameters by a trace's names.
         reference: the model that training starts from; None if that is the model without its adapters.
         eval_every: optimizer steps between evaluations, if there is evaluation data.
-        plus_ratio: LoRA+'s factor of B's learning rate; None to use A's.
+        loraplus_lr_ratio: LoRA+'s factor of B's learning rate; None to use A's.
         keep_first: whether to keep the trained values before the first step, and that step's gradients.
         stopping: the rule for ending before the last step; None for no rule.
         before: the state of early stopping at `start`.
@@ -53,7 +53,7 @@ class Training:
     parameters: Callable[[Any], dict[str, Any]]
     reference: Any
     eval_every: int
-    plus_ratio: float | None
+    loraplus_lr_ratio: float | None
     keep_first: bool
     stopping: EarlyStopping | None = None
     before: Evaluations = field(default_factory=Evaluations)
@@ -183,7 +183,7 @@ class RecipeTrainer(SFTTrainer):
     def create_optimizer(self, model: Any = None) -> Optimizer:
         """Make the script's optimizer of the trained parameters."""
         if self.optimizer is None:
-            trained, ratio = self.trained(), self._training.plus_ratio
+            trained, ratio = self.trained(), self._training.loraplus_lr_ratio
             if ratio is None:
                 self.optimizer = self._training.optimizer(list(trained.values()))
             else:

@@ -94,7 +94,7 @@ def trainable_model(
     model, lora = settings.model, settings.lora
     if lora is None:
         whole = load_model(base, model, dtype="float32" if settings.master_weights else None)
-        full_parameters(whole, base, model.only)
+        full_parameters(whole, base, model.trainable_modules)
         return whole
     values = initial or start(base, lora, settings.train.seed, adapter)
     options = {} if lora.quantize is None else {"quantization_config": _nf4(base, model)}

@@ -230,7 +230,7 @@ class Parameter:
     Several sources are stacked along the axes of `stack`, the last axis varying fastest. A parameter without
     a source has no tensor in the checkpoint, and Tunix never reads it: it is filled with zeros. `buffer`
     marks what transformers holds as a buffer, and so never trains. `wide` marks a parameter that is float32
-    in a model of any dtype. `frozen` marks what `train.only` leaves out.
+    in a model of any dtype. `frozen` marks what `train.trainable_modules` leaves out.
     """
 
     path: str

@@ -30,8 +30,8 @@ from tests.runtime.runs import save_run, write_lock
     "changes",
     [
         {"dtype": "bfloat16"},
-        {"kv": "shared", "train_also": ["embed_tokens", "q_norm"]},
-        {"train_tokens": [7, 3]},
+        {"kv": "shared", "modules_to_save": ["embed_tokens", "q_norm"]},
+        {"trainable_tokens": [7, 3]},
     ],
     ids=str,
 )

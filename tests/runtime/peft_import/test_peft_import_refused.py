@@ -114,17 +114,17 @@ def test_import_refuses_unsupported_or_mismatched_adapter_tensors(
 
 RECIPES: dict[str, tuple[dict[str, Any], str, str]] = {
     "all that differs at once": (
-        {"rank": 4, "targets": ["q_proj"], "train_also": ["norm"], "kind": "dora"},
+        {"rank": 4, "targets": ["q_proj"], "modules_to_save": ["norm"], "kind": "dora"},
         "which the recipe does not train; the recipe trains norm.weight whole, which the adapter does not "
         "have; "
         "use_dora is false, and lora.kind dora; layers.0.self_attn.q_proj (and 7 more) has rank 3",
-        "lora.targets: [down_proj, k_proj, q_proj, v_proj], lora.layers: all, lora.train_also: [], "
+        "lora.targets: [down_proj, k_proj, q_proj, v_proj], lora.layers: all, lora.modules_to_save: [], "
         "lora.kind: lora, lora.rank: 3, lora.rank_pattern: {}",
     ),
     "rows of the embedding": (
-        {"train_tokens": [3, 7]},
+        {"trainable_tokens": [3, 7]},
         "does not fit the recipe: the adapter has the embedding's rows [], and the recipe trains [3, 7]",
-        "lora.train_tokens: []",
+        "lora.trainable_tokens: []",
     ),
     "scaling": ({"rslora": True}, "use_rslora is false, and lora.rslora true", "lora.rslora: false"),
     "rank and alpha": (
