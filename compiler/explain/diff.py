@@ -256,8 +256,8 @@ def _train(a: Program, b: Program) -> Iterator[str]:
     yield from _changed("early stopping:", _stopping(old), _stopping(new))
     if old.seed != new.seed:
         yield "other initial adapters and dropout (seed)"
-    if old.samples != new.samples:
-        yield "other prompts are answered at evaluations (samples)"
+    if old.generations != new.generations:
+        yield "other prompts are answered at evaluations (generations)"
     if libtpu.flags(a) != libtpu.flags(b):
         yield "the step is compiled with other flags of libtpu"
     yield from _changed("recomputed in the backward pass:", a.recipe.remat.policy, b.recipe.remat.policy)

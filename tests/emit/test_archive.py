@@ -51,7 +51,7 @@ def test_the_archive_has_the_prompts_and_the_tokenizer_of_a_run(project: Path) -
     (project / "recipes/tok").mkdir()
     (project / "recipes/tok/tokenizer.json").write_text("{}", encoding="utf-8")
     (project / "recipes/tok/chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
-    samples = "train: {samples: {prompts: data/prompts.jsonl}}\n"
+    samples = "train: {generations: {prompts: data/prompts.jsonl}}\n"
     recipe.write_text(data + samples, encoding="utf-8")
     (project / "recipes/data/prompts.jsonl").write_text('{"prompt": "a"}\n', encoding="utf-8")
     write(project / "generated", {"sample": emit(compiled(recipe))})
