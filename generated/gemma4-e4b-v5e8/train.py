@@ -93,7 +93,7 @@ CACHE = "cache"
 
 LEARNING_RATE = 2e-4
 WARMUP_RATIO = 0.05
-FINAL_RATIO = 0.0
+MIN_LR_RATIO = 0.0
 B1 = 0.9
 B2 = 0.999
 EPS = 1e-8
@@ -109,7 +109,7 @@ def learning_rate(steps: int) -> optax.Schedule:
         peak_value=LEARNING_RATE,
         warmup_steps=warmup,
         decay_steps=max(steps, warmup + 1),
-        end_value=FINAL_RATIO * LEARNING_RATE,
+        end_value=MIN_LR_RATIO * LEARNING_RATE,
     )
 
 

@@ -89,7 +89,7 @@ CACHE = "cache"
 
 LEARNING_RATE = 1e-4
 WARMUP_RATIO = 0.03
-FINAL_RATIO = 0.0
+MIN_LR_RATIO = 0.0
 B1 = 0.9
 B2 = 0.999
 EPS = 1e-8
@@ -105,7 +105,7 @@ def learning_rate(steps: int) -> optax.Schedule:
         peak_value=LEARNING_RATE,
         warmup_steps=warmup,
         decay_steps=max(steps, warmup + 1),
-        end_value=FINAL_RATIO * LEARNING_RATE,
+        end_value=MIN_LR_RATIO * LEARNING_RATE,
     )
 
 

@@ -100,7 +100,7 @@ CACHE = "cache"
 
 LEARNING_RATE = 1e-4
 WARMUP_RATIO = 0.03
-FINAL_RATIO = 0.0
+MIN_LR_RATIO = 0.0
 B1 = 0.9
 B2 = 0.999
 EPS = 1e-8
@@ -116,7 +116,7 @@ def learning_rate(steps: int) -> optax.Schedule:
             optax.linear_schedule(0.0, LEARNING_RATE, warmup),
             optax.linear_schedule(
                 LEARNING_RATE,
-                FINAL_RATIO * LEARNING_RATE,
+                MIN_LR_RATIO * LEARNING_RATE,
                 max(steps, warmup + 1) - warmup,
             ),
         ],

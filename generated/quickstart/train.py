@@ -77,7 +77,7 @@ CACHE = "cache"
 
 LEARNING_RATE = 0.01
 WARMUP_STEPS = 4
-FINAL_RATIO = 0.0
+MIN_LR_RATIO = 0.0
 B1 = 0.9
 B2 = 0.999
 EPS = 1e-8
@@ -92,7 +92,7 @@ def learning_rate(steps: int) -> optax.Schedule:
         peak_value=LEARNING_RATE,
         warmup_steps=WARMUP_STEPS,
         decay_steps=steps,
-        end_value=FINAL_RATIO * LEARNING_RATE,
+        end_value=MIN_LR_RATIO * LEARNING_RATE,
     )
 
 
