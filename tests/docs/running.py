@@ -22,7 +22,7 @@ from tests.watch import watching
 
 NOT_RUN = {
     "make": "it installs, trains or builds for minutes",
-    **dict.fromkeys(("pip", "pipx", "python3.11", "uv"), "it installs"),
+    **dict.fromkeys(("pip", "pipx", "python venv", "uv"), "it installs"),
     **dict.fromkeys(("source", "export"), "it changes the reader's shell"),
     **dict.fromkeys(("recipe plan", "recipe port --plan"), "it compiles for minutes"),
     **dict.fromkeys(("recipe parity", "recipe rehearse", "python train.py"), "it trains"),

@@ -139,6 +139,7 @@ def test_xpk_parses_the_emitted_commands(programs: dict[str, Program], tmp_path:
     (tmp_path / "bin" / "gcloud").write_text("#!/bin/bash\necho ada@example.com\n")
     (tmp_path / "bin" / "gcloud").chmod(0o755)
     shutil.copytree(ROOT / "runtime" / "launch", tmp_path / "runtime" / "launch")
+    (tmp_path / "runtime" / "__init__.py").touch()
     commands, shapes = [], []
     for shape, program in programs.items():
         text = emit_launch(program).get("launch/xpk.sh")
@@ -147,7 +148,8 @@ def test_xpk_parses_the_emitted_commands(programs: dict[str, Program], tmp_path:
         script = tmp_path / "sample" / "launch" / "xpk.sh"
         script.parent.mkdir(parents=True, exist_ok=True)
         script.write_text(text)
-        (tmp_path / "empty").touch()
+        for empty in ("empty", "sample/requirements-train.txt"):
+            (tmp_path / empty).touch()
         subprocess.run(["tar", "czf", f"{program.name}.tar.gz", "empty"], cwd=tmp_path, check=True)
         words = tmp_path / "words"
         words.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Tests that the archive of `recipe pack` runs in another folder with only its own runtime and data."""
+"""Tests that the archive of `recipe pack` runs in another folder with only its own wheel and data."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,9 @@ def test_an_unpacked_archive_trains_and_merges(root: Path, tmp_path: Path) -> No
     elsewhere = tmp_path / "elsewhere"
     with tarfile.open(archive) as packed:
         packed.extractall(elsewhere, filter="data")
+    (wheel,) = elsewhere.glob("*.whl")
+    with zipfile.ZipFile(wheel) as installed:
+        installed.extractall(elsewhere / "site")
     config = complete(catalog.entries()["recipec/tiny-gemma4"]["config"])
     write_checkpoint(tmp_path / "model", config, dtype="float32")
 
@@ -53,7 +57,7 @@ def test_an_unpacked_archive_trains_and_merges(root: Path, tmp_path: Path) -> No
     printed = run(artifact / "train.py", [*model, "--steps", "2"], elsewhere)
     assert "done: steps=2" in printed
     printed += run(artifact / "merge.py", model, elsewhere)
-    assert printed.count(f"runtime: {elsewhere / 'runtime' / '__init__.py'}") == 2
+    assert printed.count(f"runtime: {elsewhere / 'site' / 'runtime' / '__init__.py'}") == 2
     assert "modules:\n" in printed, "neither spec nor compiler is needed"
     record = json.loads((artifact / "merged" / "merge.json").read_text())
     assert "model.safetensors" in record["files"]
@@ -65,7 +69,8 @@ def test_an_unpacked_archive_trains_and_merges(root: Path, tmp_path: Path) -> No
 
 def run(script: Path, arguments: list[str], folder: Path) -> str:
     """Run a script, which must exit with 0, and return its output."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "XLA_FLAGS")}
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    environment["PYTHONPATH"] = str(folder / "site")
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(script), *arguments],
         cwd=folder,

@@ -75,6 +75,9 @@ def test_bench_sh_passes_the_recipe_values_through_bash_quoting(
     text = emit_bench(program)[SCRIPT]
     (tmp_path / "serve").mkdir()
     (tmp_path / SCRIPT).write_text(text)
+    (tmp_path / "requirements-train.txt").write_text("recipec-runtime==1\n")
+    wheel = tmp_path.parent / "recipec_runtime-1-py3-none-any.whl"
+    wheel.touch()
     shellcheck = Path(sys.executable).with_name("shellcheck")
     checked = subprocess.run([shellcheck, tmp_path / SCRIPT], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
@@ -94,7 +97,7 @@ def test_bench_sh_passes_the_recipe_values_through_bash_quoting(
         return done.stdout.split("\0")[:-1]
 
     said = words("--machine", "my box", MODEL_DIR="/m d")
-    assert said[0] == f"{tmp_path}/serve/../.." and said[1:3] == ["-m", "runtime.clients.bench"]
+    assert said[0] == f"{tmp_path}/serve/../..:{wheel}" and said[1:3] == ["-m", "runtime.clients.bench"]
     assert said[-2:] == ["--machine", "my box"]
     own = words_of(program)
     assert said[3:7:2] == ["--results", "--lock"] and said[7 : 7 + len(own)] == own

@@ -50,6 +50,7 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         script = tmp_path / "my work" / "tuned" / "serve" / "smoke.sh"
         script.parent.mkdir(parents=True, exist_ok=True)
         script.write_text(text, encoding="utf-8")
+        (script.parents[1] / "requirements-train.txt").touch()
         known = {
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
             "HOME": str(tmp_path),
