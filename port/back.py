@@ -16,7 +16,7 @@ from typing import Any
 
 from recipec.compiler.lower import Lowered
 from recipec.port import dialects
-from recipec.port.back_keys import ALPACA, DIALECTS, Config, alpaca, direct, dumped, written
+from recipec.port.back_keys import ALPACA, Config, alpaca, direct, dumped, written
 from recipec.port.engine import run
 from recipec.port.keys import table
 from recipec.port.ledger import Finding, Ledger, Verdict, prefixes
@@ -108,7 +108,7 @@ def back(loaded: Loaded, lowered: Lowered, asked: Asked) -> Ported:
     program = lowered.program
     if program is None:
         return Ported(diagnostics=lowered.diagnostics)
-    title = dialects.load(DIALECTS[asked.tool]).TITLE
+    title = dialects.load(asked.tool).TITLE
     count, size = asked.devices or 1, program.recipe.train.global_batch_size
     source = _source(loaded)
     if size % count:
@@ -146,7 +146,7 @@ def _source(loaded: Loaded) -> Source:
 
 def _ported(text: str, config: Config, asked: Asked) -> Ledger:
     """Port the config and the files that it needs, as `recipe port` does."""
-    dialect = dialects.load(DIALECTS[asked.tool])
+    dialect = dialects.load(asked.tool)
 
     def read(name: str, content: str) -> Source:
         tree = Tree(content, name)
@@ -364,14 +364,14 @@ RUN = {
         name: f"python examples/scripts/{name}.py --config {{config}}, with the script of TRL's repository"
         for name in ("orpo", "cpo")
     },
-    "llama-factory": "llamafactory-cli train {config}",
+    "llamafactory": "llamafactory-cli train {config}",
     "axolotl": "axolotl train {config}",
 }
 LAUNCH = "accelerate launch --config_file accelerate.yaml"
 SPREAD = {
     **RUN,
     **{name: RUN[name].replace("python", LAUNCH) for name in ("orpo", "cpo")},
-    "llama-factory": f"{LAUNCH} -m llamafactory.launcher {{config}}",
+    "llamafactory": f"{LAUNCH} -m llamafactory.launcher {{config}}",
     "axolotl": "axolotl train {config} --launcher accelerate -- --config_file accelerate.yaml",
 }
 """How to run a config, on one GPU and on several. TRL has no commands for ORPO and CPO."""

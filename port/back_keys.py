@@ -18,13 +18,11 @@ from recipec.port.dialects.llamafactory import LOSSES, WEIGHTED
 from recipec.port.meaning import experts, templates
 from recipec.port.meaning.adapters import modules, prefix_of
 from recipec.port.names import known
+from recipec.port.tools import WRITTEN
 from recipec.runtime.model.adapters import principal
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.language import Lora, Recipe
 from recipec.spec.language import Source as DataSource
-
-DIALECTS = {"trl": "trl", "llama-factory": "llamafactory", "axolotl": "axolotl"}
-"""The dialect in dialects/ of each tool name for --to."""
 
 DIRECT = """
 model.id                       model_name_or_path    =                    base_model
@@ -58,10 +56,10 @@ train.log.mlflow_experiment    -                     -                    mlflow
 checkpoint.every_steps         save_steps            =                    =
 checkpoint.keep                save_total_limit      =                    =
 """
-"""Recipe values with a key of their own: the path, and each tool's key in the order of DIALECTS. = repeats
+"""Recipe values with a key of their own: the path, and each tool's key in the order of WRITTEN. = repeats
 the previous key."""
 
-PATIENCE = {"llama-factory": "early_stopping_steps", "axolotl": "early_stopping_patience"}
+PATIENCE = {"llamafactory": "early_stopping_steps", "axolotl": "early_stopping_patience"}
 """The key for the number of evaluations without progress. TRL's command line has no key for its callback."""
 OPTIMIZERS = {
     "adamw": "adamw_torch",
@@ -94,7 +92,7 @@ def direct(tool: str) -> dict[str, str]:
         path, *names = row.split()
         for at, name in enumerate(names):
             names[at] = names[at - 1] if name == "=" else name
-        name = names[list(DIALECTS).index(tool)]
+        name = names[WRITTEN.index(tool)]
         out.update({path: name} if name != "-" else {})
     return out
 
@@ -104,7 +102,7 @@ class Config:
     """A tool's config while it is written.
 
     Attributes:
-        tool: one of DIALECTS.
+        tool: one of WRITTEN.
         devices: the number of GPUs.
         folder: the folder of the config; paths in it are relative to that folder.
         keys: the config's keys and values.
@@ -518,7 +516,7 @@ def _rows(config: Config, source: DataSource) -> dict[str, Any]:
 
 WRITERS: Mapping[str, Callable[[Config], None]] = {
     "trl": _trl,
-    "llama-factory": _llamafactory,
+    "llamafactory": _llamafactory,
     "axolotl": _axolotl,
 }
 
@@ -575,7 +573,7 @@ def _held(config: Config) -> bool:
 def _optimizer(config: Config, key: str) -> None:
     given = config.recipe.train.optimizer
     config.keys[key] = OPTIMIZERS[given.name]
-    if given.name == "muon" and config.tool == "llama-factory":
+    if given.name == "muon" and config.tool == "llamafactory":
         config.keys["use_muon"] = True
     unused = {"adamw": (), "muon": (), "lion": ("eps",)}.get(given.name, ("b1", "b2", "eps"))
     for name in unused:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from recipec.compiler.cli.base import DONE, FAILED, color, note, show
+from recipec.port.tools import NAMES, WRITTEN, choice
 from recipec.spec.codes import Code
 
 if TYPE_CHECKING:
@@ -26,22 +27,8 @@ PLAIN_WIDTH = 110
 """Columns of the table where the output is no terminal."""
 
 
-Dialect = Literal[
-    "axolotl",
-    "llamafactory",
-    "trl",
-    "trainer",
-    "torchtune",
-    "litgpt",
-    "maxtext",
-    "tunix",
-    "llamafactory_v1",
-    "automodel",
-    "swift",
-    "oumi",
-]
+FROM, TO = (f"<{'|'.join(names)}>" for names in (NAMES, WRITTEN))
 Script = Literal["sft", "dpo", "orpo", "cpo", "kto"]
-Tool = Literal["axolotl", "llama-factory", "trl"]
 ReportFormat = Literal["text", "markdown", "json"]
 
 
@@ -65,12 +52,22 @@ def port(
         ),
     ] = None,
     dialect: Annotated[
-        Dialect | None,
-        typer.Option("--from", help="The tool of the config; by default recognized from its keys."),
+        str | None,
+        typer.Option(
+            "--from",
+            parser=choice([*NAMES]),
+            metavar=f"<{'|'.join(NAMES)}>",
+            help="The tool of the config; by default recognized from its keys.",
+        ),
     ] = None,
     tool: Annotated[
-        Tool | None,
-        typer.Option("--to", help="Port a recipe to this tool's config."),
+        str | None,
+        typer.Option(
+            "--to",
+            parser=choice(WRITTEN),
+            metavar=f"<{'|'.join(WRITTEN)}>",
+            help="Port a recipe to this tool's config.",
+        ),
     ] = None,
     script: Annotated[
         Script | None,
@@ -240,7 +237,7 @@ def _added(made: Ported, asked: Asked) -> bool:
     return True
 
 
-def _back(recipe: Path, tool: Tool, asked: Asked) -> Ported:
+def _back(recipe: Path, tool: str, asked: Asked) -> Ported:
     """The port of a recipe to a tool."""
     from recipec.compiler.cli.base import read
     from recipec.port import back

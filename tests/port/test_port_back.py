@@ -13,12 +13,12 @@ import yaml
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
-from recipec.port.back_keys import DIALECTS
 from recipec.port.keys import keys_of, tools
+from recipec.port.tools import WRITTEN
 from recipec.runtime.training.objectives import OBJECTIVES
 
 ROOT = Path(__file__).parents[2]
-TOOLS = [*DIALECTS]
+TOOLS = [*WRITTEN]
 CARRIED = ["exact", "approximated", "defaulted"]
 
 WHOLE = """\
@@ -102,7 +102,7 @@ def returned(told: dict[str, Any], tool: str, objective: str) -> dict[str, Any]:
     """Return the recipe that `recipe port` makes of config.yaml, as plain data."""
     beside = [name for name in told["beside"] if not name.endswith(".jinja")]
     script = ["--script", objective] if tool == "trl" else []
-    told_by = ["--from", DIALECTS[tool], *script]
+    told_by = ["--from", tool, *script]
     status, printed, errors = run("config.yaml", *beside, "-o", "again.yaml", "--force", *told_by)
     assert status == 0, printed + errors
     made: dict[str, Any] = yaml.safe_load(Path("again.yaml").read_text())
@@ -125,7 +125,7 @@ def at(data: Any, path: str) -> Any:
 def check_keys(tool: str) -> None:
     """Check that the tool knows every key that is written."""
     data = yaml.safe_load(Path("config.yaml").read_text())
-    known = {name for section in tools()[DIALECTS[tool]]["sections"].values() for name in section}
+    known = {name for section in tools()[tool]["sections"].values() for name in section}
     known |= set(keys_of("accelerate", "launch")) | {"accelerate_config"}
     assert set(data) <= known, sorted(set(data) - known)
 
@@ -185,7 +185,7 @@ RECIPES = [
 
 @pytest.mark.parametrize(("name", "tool"), zip(RECIPES, cycle(TOOLS)))
 def test_repository_recipe_survives_round_trip_or_is_refused(name: str, tool: str) -> None:
-    if (name, tool) == ("qwen3-8b-dpo-v5e8", "llama-factory"):
+    if (name, tool) == ("qwen3-8b-dpo-v5e8", "llamafactory"):
         shutil.copy(ROOT / "recipes" / f"{name}.yaml", "recipe.yaml")
         refused(tool, "data.format")
         assert not Path("config.yaml").exists()
@@ -226,8 +226,8 @@ def test_recipe_variant_survives_round_trip(variant: str, tool: str) -> None:
         ({"objective": "kto", "desirable_weight": 0.5}, "axolotl", ""),
         ({"loss_type": "dft"}, "trl", ""),
         ({"loss_type": "dft"}, "axolotl", "train.loss_type"),
-        ({"loss_type": "eaft", "eaft_alpha": 0.7}, "llama-factory", ""),
-        ({"loss_type": "eaft", "eaft_top_k": 9, "eaft_entropy": 1.0}, *("llama-factory", "train.eaft_top_k")),
+        ({"loss_type": "eaft", "eaft_alpha": 0.7}, "llamafactory", ""),
+        ({"loss_type": "eaft", "eaft_top_k": 9, "eaft_entropy": 1.0}, *("llamafactory", "train.eaft_top_k")),
         ({"loss_type": "eaft", "eaft_top_k": 9, "eaft_entropy": 1.0}, "axolotl", ""),
     ],
 )
@@ -263,7 +263,7 @@ def test_expert_targets_survive_round_trip_or_are_refused(tool: str) -> None:
         + "  router_aux_loss_coef: 0.01\n"
         + "lora: {rank: 8, alpha: 8, dropout: 0.0, targets: [q_proj, experts, router], layers: 3-9}\n"
     )
-    if tool == "llama-factory":  # it has no key for parameters
+    if tool == "llamafactory":  # it has no key for parameters
         refused(tool, "lora.targets")
         return
     held("recipe.yaml", tool)
@@ -275,7 +275,7 @@ def test_expert_targets_survive_round_trip_or_are_refused(tool: str) -> None:
     assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["layers"] == "3-9"
 
 
-@pytest.mark.parametrize("tool", ["axolotl", "llama-factory"])
+@pytest.mark.parametrize("tool", ["axolotl", "llamafactory"])
 def test_new_tokens_and_modules_trained_whole_survive_round_trip(tool: str) -> None:
     data = recipe()
     data["model"] |= {"id": "Qwen/Qwen3-8B", "add_tokens": {"<a>": None, "<b>": None}}
@@ -336,7 +336,7 @@ def test_llama_factory_instruction_columns_match_report(
     data = recipe()
     data["data"] |= {"format": "instruction", "fields": fields}
     write(data)
-    told = held("recipe.yaml", "llama-factory")
+    told = held("recipe.yaml", "llamafactory")
     entry = json.loads(Path("dataset_info.json").read_text())["variant-dataset-1"]
     assert entry["formatting"] == "alpaca" and entry["columns"] == columns
     note = next(row["note"] for row in told["keys"] if row["key"] == "data.format")
@@ -368,7 +368,7 @@ def test_mixed_format_sources_round_trip_only_through_axolotl() -> None:
     write(data)
     told = ported("recipe.yaml", "axolotl")
     assert returned(told, "axolotl", "sft")["data"]["train"] == MIXED
-    for tool in ("trl", "llama-factory"):
+    for tool in ("trl", "llamafactory"):
         refused(tool, "data.train")
     del data["data"]["train"][1]["overlong"]
     write(data)
@@ -394,7 +394,7 @@ def test_data_settings_that_a_tool_lacks_are_refused(key: str, value: Any) -> No
 
 
 def test_devices_option_divides_global_batch_size() -> None:
-    tool = "llama-factory"
+    tool = "llamafactory"
     shutil.copy(ROOT / "recipes" / "mistral-small-24b-v6e8.yaml", "recipe.yaml")
     held("recipe.yaml", tool, "--devices", "4")
     data = yaml.safe_load(Path("config.yaml").read_text())
@@ -414,7 +414,7 @@ def test_wrong_use_of_to_option_is_refused() -> None:
     status, _, errors = run("recipe.yaml", "--to", "trl", "-o", "recipe.yaml")
     assert status == 1 and "error[E1112]" in errors
     Path("dataset_info.json").write_text("{}")
-    status, _, errors = run("recipe.yaml", "--to", "llama-factory", "-o", "config.yaml")
+    status, _, errors = run("recipe.yaml", "--to", "llamafactory", "-o", "config.yaml")
     assert status == 1 and "error[E1112]" in errors and not Path("config.yaml").exists()
     Path("broken.yaml").write_text("recipe: 1\nname: x\nlora: {rank: -1}\n")
     status, printed, errors = run("broken.yaml", "--to", "trl", "-o", "config.yaml")
@@ -482,8 +482,8 @@ def test_written_trl_config_parses_with_trl_and_peft() -> None:
 def test_llama_factory_template_survives_round_trip() -> None:
     example = ROOT / "tests/port/examples/llamafactory-qwen3-lora/expected/recipe.yaml"
     shutil.copy(example, "recipe.yaml")
-    ported("recipe.yaml", "llama-factory")
-    again = returned({"beside": ["dataset_info.json"]}, "llama-factory", "sft")
+    ported("recipe.yaml", "llamafactory")
+    again = returned({"beside": ["dataset_info.json"]}, "llamafactory", "sft")
     assert at(again, "data.chat_template") == at(yaml.safe_load(example.read_text()), "data.chat_template")
 
 

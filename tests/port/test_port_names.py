@@ -13,11 +13,13 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from recipec.compiler.catalog import entries, find
+from recipec.port.dialects import KNOWN, load
 from recipec.port.ledger import Verdict
 from recipec.port.meaning import templates
 from recipec.port.meaning.adapters import default_targets, fused
 from recipec.port.meaning.models import chat_sibling
 from recipec.port.names import known, tokenizer_of, written_by
+from recipec.port.tools import NAMES, WRITTEN, named
 from tests.port.dialects import codes, finding, ported
 
 MESSAGES = [
@@ -143,3 +145,26 @@ def test_swift_options_determine_which_thoughts_are_learned_and_kept(
     )
     assert rendered(marked, TALK).rpartition("[")[2] == f"{learned}<|im_end|>\n]"
     assert ("assistant\nSo.<|im_end|>" in rendered(template, TALK)) is alone, "earlier thoughts are taken out"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        *(
+            (text, "llamafactory")
+            for text in ("llamafactory", "llama-factory", "LLaMA-Factory", "llama_factory")
+        ),
+        *((text, "automodel") for text in ("NeMo AutoModel", "automodel")),
+        *((text, "swift") for text in ("ms-swift", "ms_swift", "swift")),
+        *(("llamafactory-v1", "llamafactory_v1"), ("LLaMA-Factory v1", "llamafactory_v1")),
+        *(("TRL", "trl"), ("lit-gpt", "litgpt"), ("nothing", None), ("", None)),
+    ],
+)
+def test_every_spelling_of_a_tool_names_it(text: str, name: str | None) -> None:
+    assert named(text) == name
+
+
+def test_each_dialect_has_a_name_and_its_title_is_a_spelling_of_it() -> None:
+    assert NAMES.keys() == KNOWN.keys()
+    assert all(named(load(name).TITLE) == name for name in NAMES)
+    assert set(WRITTEN) <= NAMES.keys()
