@@ -1,6 +1,6 @@
 """How many public configs `recipe port` carries over: of folders of them, by dialect and by reason.
 
-    python -m recipec.port.scripts.coverage FOLDER...            a table, as docs/porting-tests.md has it
+    python -m recipec.port.scripts.coverage FOLDER...            a table, as docs/porting.md has it
     python -m recipec.port.scripts.coverage FOLDER... --json     each file, with what became of it
 
 FOLDER is a checkout of a tool, or any folder of configs. Every YAML and JSON file in it is read as `recipe

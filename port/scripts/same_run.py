@@ -1,7 +1,7 @@
 """Compare a tool's own run with its port, step by step on one tiny model.
 
     python -m recipec.port.scripts.same_run run FOLDER [--tool NAME] [--feature NAME] [--keep FOLDER]
-    python -m recipec.port.scripts.same_run write       the table of docs/porting-tests.md, from same_run.json
+    python -m recipec.port.scripts.same_run write       the table of port/same-run.md, from same_run.json
 
 FOLDER holds a virtual environment for each tool, by its name in TOOLS. The script skips a tool without one,
 and prints its name. Each run has ten steps in float32 on a CPU. Both runs start from the tool's initial
@@ -39,7 +39,7 @@ from recipec.port.scripts.same_run_tools import TOOLS, Tool
 ROOT = Path(__file__).resolve().parents[2]
 HOOK = ROOT / "port" / "scripts" / "same_run_hook"
 RECORD = ROOT / "port" / "scripts" / "same_run.json"
-PAGE = ROOT / "docs" / "porting-tests.md"
+PAGE = ROOT / "port" / "same-run.md"
 ROWS = 43
 """Not a multiple of a step's rows, so that the handling of an epoch's end shows."""
 VOCABULARY = 521
@@ -351,7 +351,7 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def page(text: str, record: Mapping[str, Any]) -> str:
-    """Return docs/porting-tests.md with the record's table, and the reports' sentences about differences."""
+    """Return port/same-run.md with the record's table, and the reports' sentences about differences."""
     said = [
         f"- {tool}, {feature}: {result['said']}"
         for tool, of_tool in record.items()

@@ -25,7 +25,7 @@ from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
 from tests.interpreters import interpreter
 
 PACKAGES = ("recipec", "spec", "compiler", "port", "templates", "runtime")
-OUTSIDE = ("port/scripts/", "port/README.md")
+OUTSIDE = ("port/scripts/", "port/README.md", "port/same-run.md")
 """Parts of the packages' folders that are for those who work on the project."""
 NAMES = (f"recipec-{__version__}-py3-none-any.whl", f"recipec-{__version__}.tar.gz")
 FLAGSHIP = "gemma4-31b-v5p8"

@@ -135,7 +135,7 @@ def test_jinja_templates_mark_assistant_answers_as_learned(tool: str, name: str,
 
 
 def test_porting_tools_page_counts_templates(root: Path) -> None:
-    page = (root / "docs" / "porting-tools.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "coming-from.md").read_text(encoding="utf-8")
     titles = {
         "llamafactory": "LLaMA-Factory",
         "swift": "ms-swift",
