@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant("truncation", "test_data_prepare -k overlong_samples",
            "first = _part(ids, answer.ranges, 0, most)", "first = _part(ids, answer.ranges, 1, most + 1)"),
     Mutant("new-schedule-from-the-beginning", "test_train_longer -k new_schedule",
-           "made(step - first)", "made(step)"),
+           "rates(step - first)", "rates(step)"),
     Mutant("trained-on-not-counted", "test_data_shared -k counted",
            "return int(np.isin(self.fingerprints, others.fingerprints).sum())",
            "return int((self.fingerprints == 0).sum())"),

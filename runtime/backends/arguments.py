@@ -32,7 +32,7 @@ def parse_arguments(program: str, artifact: Path, argv: Sequence[str] | None = N
     """Read the command line of a backend's script; None for `argv` takes sys.argv's arguments."""
     parser = parser_of(program, artifact)
     parser.add_argument("--adapter", type=Path, metavar="DIR", help="start from a PEFT adapter")
-    given = parser.parse_args(argv)
-    if given.resume and given.adapter is not None:
+    options = parser.parse_args(argv)
+    if options.resume and options.adapter is not None:
         parser.error("--resume continues a run and --adapter starts one: give only one of them")
-    return BackendArguments(**vars(given))
+    return BackendArguments(**vars(options))

@@ -126,9 +126,11 @@ def attach(model: Any, base: HFCheckpoint, settings: ModelSettings, lora: LoraSe
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
     trained = adapter_parameters(peft_model, base)
-    found = {name.rpartition(".")[0] for name in trained if not name.endswith(ROWS)}
-    if found != set(modules):
-        raise AssertionError(f"PEFT's adapters differ from the recipe's: {sorted(found ^ set(modules))[:3]}")
+    attached = {name.rpartition(".")[0] for name in trained if not name.endswith(ROWS)}
+    if attached != set(modules):
+        raise AssertionError(
+            f"PEFT's adapters differ from the recipe's: {sorted(attached ^ set(modules))[:3]}"
+        )
     return peft_model
 
 
@@ -155,19 +157,19 @@ def start(base: HFCheckpoint, lora: LoraSettings, seed: int, adapter: Path | str
             f"--adapter {adapter}: with lora.init: {lora.init} the adapters start from the base's weights",
             "build the recipe with lora.init: peft",
         )
-    found = fitting(open_adapter(adapter), base, lora)
+    opened = fitting(open_adapter(adapter), base, lora)
     out = {}
-    for name, tensors in found.tensors.items():
-        parts = tuple(found.read(tensor).astype(np.float32) for tensor in tensors)
+    for name, tensors in opened.tensors.items():
+        parts = tuple(opened.read(tensor).astype(np.float32) for tensor in tensors)
         if not all(np.isfinite(part).all() for part in parts):
             raise UserError(
-                f"{found.path}: {name} holds values that are not finite",
+                f"{opened.path}: {name} holds values that are not finite",
                 "use an earlier checkpoint of its training",
             )
         out[name] = parts
     for source in whole_sources(base, lora, rows=True):
-        rows = found.read(found.whole[source.name]).astype(np.float32)
-        order = [found.config.tokens.index(int(token)) for token in lora.trainable_tokens]
+        rows = opened.read(opened.whole[source.name]).astype(np.float32)
+        order = [opened.config.tokens.index(int(token)) for token in lora.trainable_tokens]
         out[source.full_name(base.prefix)] = (rows[order],)
     return out
 
@@ -217,9 +219,9 @@ def adapter_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
             end = f".lora_{called}.{ADAPTER}.weight"
             if name.startswith(start) and name.endswith(end):
                 out[f"{name.removeprefix(start).removesuffix(end)}.lora_{which}"] = parameter
-        own = name.removesuffix(f".{ADAPTER}")
-        if name.startswith(start) and own.endswith(ROWS):
-            out[base.prefix + own.removeprefix(start)] = parameter
+        plain_name = name.removesuffix(f".{ADAPTER}")
+        if name.startswith(start) and plain_name.endswith(ROWS):
+            out[base.prefix + plain_name.removeprefix(start)] = parameter
     return out
 
 

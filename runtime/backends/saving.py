@@ -114,7 +114,10 @@ def pairs(values: Mapping[str, Any]) -> dict[str, Matrices]:
     """Return A, B and magnitudes by module, from arrays with a trace's names, such as "MODULE.lora_A"."""
     modules = dict.fromkeys(name.rpartition(".")[0] for name in values if not name.endswith(ROWS))
     names = {module: [f"{module}.lora_{part}" for part in PARTS] for module in modules}
-    return {module: tuple(values[name] for name in own if name in values) for module, own in names.items()}
+    return {
+        module: tuple(values[name] for name in parameters if name in values)
+        for module, parameters in names.items()
+    }
 
 
 def _replace(folder: Path, write: Any) -> None:

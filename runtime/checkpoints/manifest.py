@@ -47,9 +47,9 @@ def damage(folder: Any) -> str | None:
         return f"{folder.name}/{SUMS} is missing"
     except ValueError:
         return f"{folder.name}/{SUMS} is damaged"
-    found = set(_files(folder))
-    for name in sorted(recorded.keys() | found):
-        if name not in found:
+    names = set(_files(folder))
+    for name in sorted(recorded.keys() | names):
+        if name not in names:
             return f"{folder.name}/{name} is missing"
         if name not in recorded:
             return f"{folder.name}/{SUMS} does not list {name}"

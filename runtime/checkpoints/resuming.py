@@ -149,14 +149,14 @@ def _is_imported(folder: epath.Path) -> bool:
         return False
 
 
-def set_aside(directory: str, found: ResumePoint) -> None:
+def set_aside(directory: str, point: ResumePoint) -> None:
     """Rename damaged steps to corrupt-STEP, so that training can save those steps again, and say so.
 
     Raises:
         UserError: when one cannot be renamed.
     """
     root = path_of(directory)
-    for step, reason in found.damaged:
+    for step, reason in point.damaged:
         target, count = root / f"{CORRUPT}{step}", 1
         while target.exists():
             count += 1
@@ -171,12 +171,12 @@ def set_aside(directory: str, found: ResumePoint) -> None:
             ) from error
         print(
             f"note: the checkpoint of step {step} is damaged ({reason}); it is now {target.name}, "
-            f"and training continues from step {found.step}",
+            f"and training continues from step {point.step}",
             file=sys.stderr,
         )
 
 
-def check_data(directory: str, found: ResumePoint, current: Mapping[str, Any]) -> None:
+def check_data(directory: str, point: ResumePoint, current: Mapping[str, Any]) -> None:
     """Check that the data is the data that a checkpoint was trained on.
 
     Args:
@@ -185,11 +185,11 @@ def check_data(directory: str, found: ResumePoint, current: Mapping[str, Any]) -
     Raises:
         UserError: naming what differs.
     """
-    saved = found.data or {}
+    saved = point.data or {}
     changed = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
     if changed:
         raise UserError(
-            f"{directory}: the checkpoint of step {found.step} was trained on other data: "
+            f"{directory}: the checkpoint of step {point.step} was trained on other data: "
             + "; ".join(f"{key} was {saved.get(key)}, now {current.get(key)}" for key in changed),
             "give that run's data with --data-dir and continue, or start a new run in another --output",
         )

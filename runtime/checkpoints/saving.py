@@ -176,7 +176,9 @@ class Preserved:
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Return which of the checkpoints, the oldest first, are kept."""
         older = len(checkpoints) - self.newest
-        return [place >= older or one.step == self.best for place, one in enumerate(checkpoints)]
+        return [
+            place >= older or checkpoint.step == self.best for place, checkpoint in enumerate(checkpoints)
+        ]
 
 
 def manager(
@@ -351,26 +353,26 @@ class LocalCheckpoints:
             ),
         )
 
-    def newer(self, found: ResumePoint) -> ResumePoint:
+    def newer(self, point: ResumePoint) -> ResumePoint:
         """Return what a run continues from: the newest step that is intact on every process, if it is newer
-        than `found`, the newest shared one. Every process calls this, and gets the same result.
+        than `point`, the newest shared one. Every process calls this, and gets the same result.
         """
-        shared = found.step or 0
-        own = self._whole(shared)
-        self.chosen = max(_on_all_processes(set(own)), default=None)
+        shared = point.step or 0
+        local = self._whole(shared)
+        self.chosen = max(_on_all_processes(set(local)), default=None)
         for step in self._manager.all_steps():
             if step > (self.chosen or shared):  # it is going to be saved again
                 self._manager.delete(step)
         if self.chosen is None:
-            return found
+            return point
         print(
             f"note: the run continues from step {self.chosen} of {self.directory}; the newest of the shared "
             f"checkpoints is of step {shared}",
             file=sys.stderr,
         )
-        chosen = own[self.chosen]
+        chosen = local[self.chosen]
         return replace(
-            found,
+            point,
             step=self.chosen,
             data=chosen[DATA],
             imported=None,
@@ -489,8 +491,8 @@ def _on_all_processes(steps: set[int]) -> set[int]:
 
     if jax.process_count() == 1:
         return steps
-    own = np.full(KEEP, -1, np.int64)
+    here = np.full(KEEP, -1, np.int64)
     newest = sorted(steps)[-KEEP:]
-    own[: len(newest)] = newest
-    rows = multihost_utils.process_allgather(own)
+    here[: len(newest)] = newest
+    rows = multihost_utils.process_allgather(here)
     return set.intersection(*(set(map(int, row)) for row in rows)) - {-1}

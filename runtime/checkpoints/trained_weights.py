@@ -150,7 +150,7 @@ class TrainedAdapters:
         """Return the tensors that PEFT saves in addition to the adapters', by their full names."""
         if not self.parameters:
             return {}
-        return {name: one.read() for name, one in replaced(self.parameters, self.read, base).items()}
+        return {name: tensor.read() for name, tensor in replaced(self.parameters, self.read, base).items()}
 
     def deltas(self) -> dict[str, Delta]:
         """Return A, B and scale of each trained projection as in PEFT (Adapter.split), by its module's name
@@ -249,8 +249,10 @@ def with_copies(changes: Mapping[str, Change], base: HFCheckpoint) -> dict[str, 
 
 def embedding_of(base: HFCheckpoint) -> Source:
     """Return the tensor of the token embedding."""
-    found = (one for one in base.family.parameters(base.architecture) if one.path == EMBEDDING)
-    (source,) = next(found).sources
+    embeddings = (
+        parameter for parameter in base.family.parameters(base.architecture) if parameter.path == EMBEDDING
+    )
+    (source,) = next(embeddings).sources
     return source
 
 
@@ -314,8 +316,8 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
             raise UserError(f"{where}: {path} holds values that are not finite", EARLIER)
     arrays = {a.target.weight: tuple(leaves[path] for path, *_ in a.arrays) for a in adapters}
     if settings.principal:
-        found = {name: parts for a in adapters for name, parts in a.split(*arrays[a.target.weight]).items()}
-        values = joined(found, read_initial(directory))
+        trained = {name: parts for a in adapters for name, parts in a.split(*arrays[a.target.weight]).items()}
+        values = joined(trained, read_initial(directory))
         settings = plain(settings)
         adapters = build_adapters(base.family, base.architecture, settings)
         arrays = {a.target.weight: a.join(values) for a in adapters}
@@ -395,7 +397,7 @@ def check_model(record: Mapping[str, Any], base: HFCheckpoint) -> None:
             "give the base checkpoint of the run with --model",
         )
     trained = _without_layout(model.get("architecture") or {})
-    found = _without_layout(json.loads(json.dumps(asdict(base.architecture))))
+    opened = _without_layout(json.loads(json.dumps(asdict(base.architecture))))
     if trained.get("tied") is True and base.own_head is not None:
         raise UserError(
             f"{base.name}: {base.own_head} has other values than the embedding; the recipe was compiled for "
@@ -403,10 +405,10 @@ def check_model(record: Mapping[str, Any], base: HFCheckpoint) -> None:
             "transformers does not tie the two either: set tie_word_embeddings to false in "
             f"{base.name}/{CONFIG}, and build the recipe with that folder as model.id",
         )
-    for key in sorted(trained.keys() & found.keys()):
-        if trained[key] != found[key]:
+    for key in sorted(trained.keys() & opened.keys()):
+        if trained[key] != opened[key]:
             raise UserError(
-                f"{base.name}: its {key} is {short(found[key])}; the run trained a model with "
+                f"{base.name}: its {key} is {short(opened[key])}; the run trained a model with "
                 f"{short(trained[key])}",
                 "give the base checkpoint of the run with --model",
             )
@@ -450,8 +452,8 @@ def restore_tree(
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             tree = checkpointer.metadata(path).item_metadata.tree
-            found, _ = jax.tree_util.tree_flatten_with_path(tree)
-            check({parameter_path(keys): tuple(leaf.shape) for keys, leaf in found})
+            saved, _ = jax.tree_util.tree_flatten_with_path(tree)
+            check({parameter_path(keys): tuple(leaf.shape) for keys, leaf in saved})
             arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             restored = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=arguments))
     except UserError:
@@ -484,9 +486,9 @@ class Leaves:
         self._path = path
         self._checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
         tree = self._guarded(lambda: self._checkpointer.metadata(path).item_metadata.tree)
-        found, self._structure = jax.tree_util.tree_flatten_with_path(tree)
-        self._index = {parameter_path(keys): number for number, (keys, _) in enumerate(found)}
-        self.shapes = {parameter_path(keys): tuple(leaf.shape) for keys, leaf in found}
+        leaves, self._structure = jax.tree_util.tree_flatten_with_path(tree)
+        self._index = {parameter_path(keys): number for number, (keys, _) in enumerate(leaves)}
+        self.shapes = {parameter_path(keys): tuple(leaf.shape) for keys, leaf in leaves}
 
     def read(self, path: str) -> np.ndarray:
         """Read one array.

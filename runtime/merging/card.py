@@ -247,9 +247,9 @@ def _origin(record: Mapping[str, Any], lock: Mapping[str, Any]) -> Iterator[str]
     """Describe the recipe, its hashes, and the packages of the run."""
     yield "## Origin"
     recipe, checkpoint = record.get("recipe") or {}, record.get("checkpoint") or {}
-    made = f"Made by the recipe {_code(_title(record, lock))}"
-    made += f" and {lock['compiler']}." if lock.get("compiler") else "."
-    yield f"{made} `{LOCK}` next to this file has all of it."
+    origin = f"Made by the recipe {_code(_title(record, lock))}"
+    origin += f" and {lock['compiler']}." if lock.get("compiler") else "."
+    yield f"{origin} `{LOCK}` next to this file has all of it."
     hashes = {LOCK: recipe.get("sha256"), "the checkpoint": checkpoint.get("sha256")}
     packages = (lock.get("packages") or {}).get("train") or {}
     plain = {str(name).partition("[")[0]: version for name, version in packages.items()}
@@ -260,8 +260,8 @@ def _origin(record: Mapping[str, Any], lock: Mapping[str, Any]) -> Iterator[str]
 
 
 def _sources(lock: Mapping[str, Any], split: str) -> list[Mapping[str, Any]]:
-    found = _section(lock, "data").get(split) or []
-    return [source if isinstance(source, Mapping) else {"path": str(source)} for source in found]
+    sources = _section(lock, "data").get(split) or []
+    return [source if isinstance(source, Mapping) else {"path": str(source)} for source in sources]
 
 
 def _source(source: Mapping[str, Any]) -> str:

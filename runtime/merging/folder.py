@@ -211,11 +211,11 @@ class RemoteFolder(OutputFolder):
         self._system.invalidate_cache()
         with self.explained("read"):
             try:
-                found = self._system.find(self._root)
+                paths = self._system.find(self._root)
             except FileNotFoundError:
                 return []
         root = self._root.strip("/")
-        names = (str(path).strip("/").removeprefix(root).strip("/") for path in found)
+        names = (str(path).strip("/").removeprefix(root).strip("/") for path in paths)
         return sorted(name for name in names if name)
 
     def size(self, name: str) -> int | None:

@@ -105,12 +105,12 @@ def base_digest(base: HFCheckpoint) -> str:
     The weights are included because two models of one architecture may differ only in them.
     """
     digest = hashlib.sha256(base.side_file(CONFIG))
-    each = -(-SAMPLES // len(base.headers))
+    per_file = -(-SAMPLES // len(base.headers))
     for file, header in base.headers.items():
         digest.update(f"{file} {header.size}\n".encode())
         digest.update(header.raw)
-        for number in range(each):
-            start = header.data_start + (header.size - header.data_start) * (2 * number + 1) // (2 * each)
+        for number in range(per_file):
+            start = header.data_start + (header.size - header.data_start) * (2 * number + 1) // (2 * per_file)
             digest.update(base.store.read(file, start, min(start + SAMPLE_BYTES, header.size)))
     return digest.hexdigest()
 
@@ -273,8 +273,10 @@ def _beside_adapter(job: MergeJob) -> dict[str, bytes]:
     stops = with_stops_for_adapter(*files_of(job.base), job.ends or ())
     files = {GENERATION: stops, **job.own}
     if tokens := _new_tokens(job):
-        own = with_tokens(tokenizer_of(job.base), tokens, job.base.architecture.vocab_size, job.base.name)
-        files |= with_own(own, job.own)
+        tokenizer = with_tokens(
+            tokenizer_of(job.base), tokens, job.base.architecture.vocab_size, job.base.name
+        )
+        files |= with_own(tokenizer, job.own)
     return files
 
 
@@ -339,8 +341,8 @@ def adapter_bytes(job: MergeJob) -> int:
     size = sum(part.nbytes for part in parts)
     if isinstance(job.trained, TrainedAdapters):
         tied = tied_embedding(job.base, job.trained.settings)
-        for one in job.trained.parameters:
-            size += job.trained.read(one.path).nbytes * (2 if tied in one.sources else 1)
+        for parameter in job.trained.parameters:
+            size += job.trained.read(parameter.path).nbytes * (2 if tied in parameter.sources else 1)
     return size
 
 

@@ -107,11 +107,11 @@ def examine(
         if set(names) - {f".{JOURNAL}{PARTIAL}"}:
             raise _occupied(folder, names, identity)
         return {}, names
-    found = _parsed(folder.read(JOURNAL)) or {}
-    if found.get("identity") != identity:
+    begun = _parsed(folder.read(JOURNAL)) or {}
+    if begun.get("identity") != identity:
         raise UserError(
             f"{folder.name}: holds another merge, which did not finish "
-            f"({_difference(found.get('identity'), identity)})",
+            f"({_difference(begun.get('identity'), identity)})",
             "finish that merge, or remove the folder, or choose another with --output",
         )
     partial = [name for name in stale(names) if _begun(name) in {JOURNAL, *planned}]
@@ -121,7 +121,7 @@ def examine(
             f"{folder.name}: holds {foreign[0]}, which is not part of a merge",
             "move it away, or choose another folder with --output",
         )
-    return found.get("files", {}), partial
+    return begun.get("files", {}), partial
 
 
 def _occupied(folder: OutputFolder, names: Collection[str], identity: Mapping[str, Any]) -> UserError:
@@ -157,10 +157,10 @@ def _whole(folder: OutputFolder, files: Files) -> Files:
     return out
 
 
-def _difference(found: Any, wanted: Mapping[str, Any]) -> str:
-    if not isinstance(found, dict):
+def _difference(recorded: Any, wanted: Mapping[str, Any]) -> str:
+    if not isinstance(recorded, dict):
         return "it cannot be read"
-    keys = [key for key in sorted(found.keys() | wanted.keys()) if found.get(key) != wanted.get(key)]
+    keys = [key for key in sorted(recorded.keys() | wanted.keys()) if recorded.get(key) != wanted.get(key)]
     return ", ".join(f"another {key}" for key in keys)
 
 

@@ -163,16 +163,16 @@ def run(
 
 def _verified(job: MergeJob, directory: str, record: Mapping[str, Any]) -> int:
     """Verify a merge, and record the result next to the run's checkpoints."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     folder, dtype = Path(job.target.name), job.settings.dtype
     try:
-        return verify_merge(job.base, job.trained, folder, job.model, dtype, record, found.update)
+        return verify_merge(job.base, job.trained, folder, job.model, dtype, record, result.update)
     except UserError as error:
-        found["problem"] = error.message
+        result["problem"] = error.message
         raise
     finally:
-        if found:
-            run_facts.merged(directory, _facts(job) | {"verified": found})
+        if result:
+            run_facts.merged(directory, _facts(job) | {"verified": result})
 
 
 def _facts(job: MergeJob) -> dict[str, Any]:
@@ -218,10 +218,10 @@ def _job(
     encoding = None
     if settings.quantization is not None:
         encoding = FORMATS[settings.quantization]
-    own: Mapping[str, bytes] = {}
+    replacing: Mapping[str, bytes] = {}
     tokenizer = trained.record["recipe"].get("model", {}).get("tokenizer")
     if tokenizer is not None or settings.chat_template is not None:
-        own = own_files(tokenizer, settings.chat_template, artifact)
+        replacing = own_files(tokenizer, settings.chat_template, artifact)
     ends = run_facts.ends(directory)
     return MergeJob(
         base,
@@ -233,7 +233,7 @@ def _job(
         identity(base, directory, trained, settings, ends),
         output_folder(target),
         output_folder(f"{target.rstrip('/')}-adapter") if adapter else None,
-        own,
+        replacing,
         step_losses(directory, trained.step),
         ends,
     )

@@ -132,17 +132,17 @@ def check_names(base: HFCheckpoint, trained: set[str], merged: MergedFiles, dtyp
     """
     folder = merged.files.name
     for name, tensor in base.tensors.items():
-        found = merged.tensors.get(name)
-        if found is None:
+        merged_tensor = merged.tensors.get(name)
+        if merged_tensor is None:
             raise UserError(f"{folder}: holds no {name}, which the base has", AGAIN)
-        if found.shape != tensor.shape:
+        if merged_tensor.shape != tensor.shape:
             raise UserError(
-                f"{merged.path(name)}: {name} has shape {list(found.shape)}, the base's has "
+                f"{merged.path(name)}: {name} has shape {list(merged_tensor.shape)}, the base's has "
                 f"{list(tensor.shape)}",
                 AGAIN,
             )
         wanted = dtype if name in trained else DTYPES[tensor.dtype].name
-        kind = DTYPES[found.dtype].name
+        kind = DTYPES[merged_tensor.dtype].name
         if kind != wanted and not merged.quantized(name):
             raise UserError(f"{merged.path(name)}: {name} is of type {kind}, expected {wanted}", AGAIN)
     scales = {name + SCALE for name in base.tensors if merged.quantized(name)}

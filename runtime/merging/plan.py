@@ -197,16 +197,17 @@ def _packed(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
 def _shard(base: HFCheckpoint, file: str, pieces: list[Piece]) -> Shard:
     """Plan a file. It keeps the base's header if the base's file of that name has the same content."""
     entries = {output.name: output for piece in pieces for output in piece.outputs}
-    own = base.headers.get(file)
+    base_header = base.headers.get(file)
     if (
-        own is not None
-        and all(tensor.stored == (tensor,) for tensor in own.tensors.values())
-        and own.data_start + sum(tensor.size for tensor in own.tensors.values()) == own.size
-        and [(tensor_name, tensor.dtype, tensor.shape) for tensor_name, tensor in own.tensors.items()]
+        base_header is not None
+        and all(tensor.stored == (tensor,) for tensor in base_header.tensors.values())
+        and base_header.data_start + sum(tensor.size for tensor in base_header.tensors.values())
+        == base_header.size
+        and [(tensor_name, tensor.dtype, tensor.shape) for tensor_name, tensor in base_header.tensors.items()]
         == [(output.name, output.dtype, output.shape) for output in entries.values()]
     ):
-        return Shard(file, own.raw, tuple(pieces))
-    metadata = next(iter(base.headers.values())).metadata if own is None else own.metadata
+        return Shard(file, base_header.raw, tuple(pieces))
+    metadata = next(iter(base.headers.values())).metadata if base_header is None else base_header.metadata
     header = {name: (output.dtype, output.shape, output.size) for name, output in entries.items()}
     return Shard(file, encode_header(header, metadata), tuple(pieces))
 

@@ -153,10 +153,10 @@ def sample_rows(shape: tuple[int, ...], random: np.random.Generator) -> Rows:
         return np.arange(length)
     wanted = min(length, max(FEWEST_ROWS, min(ROWS, WHOLE // width)))
     strata = min(STRATA, wanted)
-    each = wanted // strata
+    per_stratum = wanted // strata
     edges = np.linspace(0, length, strata + 1).astype(np.int64)
-    starts = random.integers(edges[:-1], edges[1:] - each + 1)
-    return (starts[:, None] + np.arange(each)).reshape(-1)
+    starts = random.integers(edges[:-1], edges[1:] - per_stratum + 1)
+    return (starts[:, None] + np.arange(per_stratum)).reshape(-1)
 
 
 def sampled_blocks(shape: tuple[int, ...], random: np.random.Generator) -> list[Rows]:
@@ -195,19 +195,19 @@ def _check_values(
         if not np.isfinite(stored.astype(np.float32)).all() and np.isfinite(exact).all():
             raise UserError(f"{merged.path(name)}: {name} holds values that are not finite", UNUSABLE)
         if merged.quantized(name):
-            found, unit, allowed = decoded(merged, name, rows, stored, exact)
+            values, unit, allowed = decoded(merged, name, rows, stored, exact)
             allowed = allowed + slack
         else:
-            found, unit = stored.astype(np.float64), last_place(exact, stored.dtype)
+            values, unit = stored.astype(np.float64), last_place(exact, stored.dtype)
             allowed = unit / 2 + slack
-        error = np.abs(found - exact)
+        error = np.abs(values - exact)
         wrong = ~(error <= allowed)
         if wrong.any():
             row, column = (int(index[0]) for index in np.nonzero(wrong))
             raise UserError(
                 f"{merged.path(name)}: {name} is not what was trained: {np.count_nonzero(wrong):,} of "
                 f"{wrong.size:,} compared elements are wrong, first [{rows[row]}, {column}]: "
-                f"{found[row, column]:.6g} instead of {exact[row, column]:.6g}",
+                f"{values[row, column]:.6g} instead of {exact[row, column]:.6g}",
                 UNUSABLE,
             )
         result = result.with_elements(error, unit / 2, allowed)

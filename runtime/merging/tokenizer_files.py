@@ -42,13 +42,13 @@ def tokenizer_of(base: HFCheckpoint) -> dict[str, bytes]:
     return {name: base.side_file(name) for name in base.side_files if _matches(name, TOKENIZERS)}
 
 
-def with_own(files: Mapping[str, bytes], own: Mapping[str, bytes]) -> dict[str, bytes]:
+def with_own(files: Mapping[str, bytes], replacing: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return a model's small files, in which the run's own replace those of the same purpose."""
-    replaced = TOKENIZERS if own.keys() - {CHAT_TEMPLATE} else TEMPLATES if own else ()
+    replaced = TOKENIZERS if replacing.keys() - {CHAT_TEMPLATE} else TEMPLATES if replacing else ()
     kept = {name: data for name, data in files.items() if not _matches(name, replaced)}
-    if CHAT_TEMPLATE in own and CONFIG in kept:
+    if CHAT_TEMPLATE in replacing and CONFIG in kept:
         kept[CONFIG] = _without_template(kept[CONFIG])
-    return {**kept, **own}
+    return {**kept, **replacing}
 
 
 def _files(tokenizer: str, folder: Path) -> dict[str, bytes]:

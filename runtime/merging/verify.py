@@ -115,38 +115,43 @@ def verify_merge(
         return 0
     merged = HFCheckpoint.open(folder)
     merged.verify()
-    found = compare(base, trained, merged, model, dtype, mesh)
-    tolerances = {"rule_tolerance": found.rule_tolerance, "files_tolerance": found.files_tolerance}
-    tell({"logits": asdict(found) | tolerances})
-    return _report(folder, trained, found)
+    differences = compare(base, trained, merged, model, dtype, mesh)
+    tolerances = {
+        "rule_tolerance": differences.rule_tolerance,
+        "files_tolerance": differences.files_tolerance,
+    }
+    tell({"logits": asdict(differences) | tolerances})
+    return _report(folder, trained, differences)
 
 
-def _report(folder: Path, trained: TrainedAdapters | TrainedWeights, found: LogitDifferences) -> int:
-    if not found.rule <= found.rule_tolerance:
+def _report(folder: Path, trained: TrainedAdapters | TrainedWeights, differences: LogitDifferences) -> int:
+    if not differences.rule <= differences.rule_tolerance:
         raise UserError(
-            f"{folder}: the merge rule is not what was trained: logits differ by {found.rule:.1e}, "
-            f"allowed are {found.rule_tolerance:.1e}",
+            f"{folder}: the merge rule is not what was trained: logits differ by {differences.rule:.1e}, "
+            f"allowed are {differences.rule_tolerance:.1e}",
             "do not use the merged checkpoint",
         )
-    if not found.files <= found.files_tolerance:
+    if not differences.files <= differences.files_tolerance:
         raise UserError(
-            f"{folder}: is not what was trained: logits differ by {found.files:.1e} from those of the merge "
-            f"in memory, allowed are {found.files_tolerance:.1e}",
+            f"{folder}: is not what was trained: logits differ by {differences.files:.1e} from those of "
+            f"the merge in memory, allowed are {differences.files_tolerance:.1e}",
             UNUSABLE,
         )
     what = "the adapters" if isinstance(trained, TrainedAdapters) else "the trained weights"
-    if not trained.no_op and found.effect <= found.merged:
+    if not trained.no_op and differences.effect <= differences.merged:
         print(
-            f"warning: rounding to {found.dtype} moves logits by {found.merged:.1e}, {what} by "
-            f"{found.effect:.1e}: little of what was trained is in the merged model"
+            f"warning: rounding to {differences.dtype} moves logits by {differences.merged:.1e}, {what} by "
+            f"{differences.effect:.1e}: little of what was trained is in the merged model"
         )
-    elif not trained.no_op and found.moved == 0:
+    elif not trained.no_op and differences.moved == 0:
         raise UserError(f"{folder}: equals the base, although {what} change it", UNUSABLE)
-    line = f"verified: max logits difference {found.rule:.1e} (tolerance {found.rule_tolerance:.1e})"
-    if SPACING[found.dtype]:
-        line += f", rounded to {found.dtype} {found.merged:.1e}"
-        line += f", files {found.files:.1e} (tolerance {found.files_tolerance:.1e})"
-    print(f"{line}; {what} change logits by {found.effect:.1e} of {found.largest:.1e}")
+    line = (
+        f"verified: max logits difference {differences.rule:.1e} (tolerance {differences.rule_tolerance:.1e})"
+    )
+    if SPACING[differences.dtype]:
+        line += f", rounded to {differences.dtype} {differences.merged:.1e}"
+        line += f", files {differences.files:.1e} (tolerance {differences.files_tolerance:.1e})"
+    print(f"{line}; {what} change logits by {differences.effect:.1e} of {differences.largest:.1e}")
     return 0
 
 
@@ -333,7 +338,9 @@ def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:
     from flax import nnx
 
     variables = {
-        path: one for path, one in variables_of(built.model).items() if isinstance(one, nnx.LoRAParam)
+        path: parameter
+        for path, parameter in variables_of(built.model).items()
+        if isinstance(parameter, nnx.LoRAParam)
     }
     values = [(p.path, p.spec, trained.read(p.path)) for p in built.whole]
     for adapter in built.adapters:

@@ -86,8 +86,8 @@ def _shard_chunks(
     """Yield the bytes of a shard's tensors, in order."""
     pieces = {piece.name: piece for piece in shard.pieces}
     jobs = ((name, job) for name, piece in pieces.items() for job in _jobs(piece, base))
-    made = in_order(pool, jobs, AHEAD)
-    for name, blocks in itertools.groupby(made, key=lambda item: item[0]):
+    chunks = in_order(pool, jobs, AHEAD)
+    for name, blocks in itertools.groupby(chunks, key=lambda item: item[0]):
         piece = pieces[name]
         values: Iterator[Any] = (block for _, block in blocks)
         written = held = 0

@@ -100,10 +100,14 @@ def merged(directory: str | Path, entry: Mapping[str, Any]) -> None:
         entry: without `at`. If `verified` is None, an earlier result for the same merge is kept.
     """
     with _noted(directory, MERGES):
-        found = _read(directory, MERGES)
-        entries = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        recorded = _read(directory, MERGES)
+        entries = (
+            [known for known in recorded if isinstance(known, dict)] if isinstance(recorded, list) else []
+        )
         key = ("step", "folder")
-        before = next((one for one in entries if all(one.get(name) == entry[name] for name in key)), None)
+        before = next(
+            (known for known in entries if all(known.get(name) == entry[name] for name in key)), None
+        )
         now = {"at": _now(), **entry}
         if before is not None:
             entries.remove(before)
@@ -157,11 +161,13 @@ def lengths(tokens: np.ndarray) -> dict[str, Any]:
     width = max(1, -(-(high - low) // BARS))
     edges = np.arange(low, high + width, width)
     counts, _ = np.histogram(tokens, edges)
-    found = np.percentile(tokens, PERCENTILES)
+    percentiles = np.percentile(tokens, PERCENTILES)
     return {
         "edges": edges.tolist(),
         "counts": counts.tolist(),
-        "percentiles": {str(name): float(value) for name, value in zip(PERCENTILES, found, strict=True)},
+        "percentiles": {
+            str(name): float(value) for name, value in zip(PERCENTILES, percentiles, strict=True)
+        },
     }
 
 
@@ -176,7 +182,7 @@ def _read(directory: str | Path, name: str) -> Any:
 
 def _json(value: Any) -> bytes:
     """Return JSON; counts of data that was tokenized earlier are NumPy integers."""
-    return (json.dumps(value, indent=1, default=lambda one: one.item()) + "\n").encode()
+    return (json.dumps(value, indent=1, default=lambda scalar: scalar.item()) + "\n").encode()
 
 
 @contextmanager

@@ -104,7 +104,7 @@ class Numbers:
 
 def _means(metrics: list[Named]) -> dict[str, float]:
     names = [name for name in metrics[0] if name != EXPERT_TOKENS] if metrics else ()
-    return {name: float(np.mean([float(one[name]) for one in metrics])) for name in names}
+    return {name: float(np.mean([float(named[name]) for named in metrics])) for name in names}
 
 
 class Report:
@@ -182,19 +182,24 @@ class Report:
         """
         pending, self._pending, self._checked = self._pending, [], 0
         numbers = [
-            (one, float(np.mean([float(loss) for loss in one.losses])), float(one.norm)) for one in pending
+            (
+                numbers_of_step,
+                float(np.mean([float(loss) for loss in numbers_of_step.losses])),
+                float(numbers_of_step.norm),
+            )
+            for numbers_of_step in pending
         ]
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
-        tokens_read = sum(one.tokens for one in pending)
+        tokens_read = sum(numbers_of_step.tokens for numbers_of_step in pending)
         self._seconds += seconds
         self._tokens += tokens_read
         if pending and pending[0].step == self._start + 1:
             self._first_seconds, self._first_tokens = seconds, tokens_read
-        for one, loss, norm in numbers:
-            step = one.step
+        for numbers_of_step, loss, norm in numbers:
+            step = numbers_of_step.step
             rate = float(self._schedule(step - 1))
-            shares = {} if self._shares is None else self._shares.of_step(step, one.metrics)
+            shares = {} if self._shares is None else self._shares.of_step(step, numbers_of_step.metrics)
             self.metrics.log(
                 "train",
                 step,
@@ -202,16 +207,16 @@ class Report:
                     "loss": loss,
                     "learning_rate": rate,
                     "grad_norm": norm,
-                    **_means(one.metrics),
+                    **_means(numbers_of_step.metrics),
                     **shares,
-                    "tokens": one.tokens,
+                    "tokens": numbers_of_step.tokens,
                     "tokens_per_second": tokens_read / seconds,
                     "step_seconds": seconds / len(numbers),
                     "peak_memory_bytes": peak_memory(),
                 },
             )
             self.loss = loss
-            one.check()
+            numbers_of_step.check()
             if step == self._start + 1 or step % self._every == 0 or step == self._until:
                 self._print(step, loss, rate, tokens_read / seconds)
             if self._shares is not None and (step % self._every == 0 or step == self._until):
@@ -281,7 +286,7 @@ class ExpertShares:
         Returns:
             expert_share_min and expert_share_max; nothing for a step without tokens.
         """
-        tokens = np.sum([np.asarray(one[EXPERT_TOKENS], np.int64) for one in metrics], axis=0)
+        tokens = np.sum([np.asarray(batch[EXPERT_TOKENS], np.int64) for batch in metrics], axis=0)
         self._since = self._since or step
         self._interval = self._interval + tokens
         if not tokens.any():

@@ -169,8 +169,8 @@ def _valid(valid: bool, value: Any, key: str, path: str, what: str) -> Any:
 
 def _mapping(fields: Mapping[str, Any], key: str, path: str) -> dict[str, Any]:
     value = fields.get(key) or {}
-    found: dict[str, Any] = _valid(isinstance(value, dict), value, key, path, "an object")
-    return found
+    mapping: dict[str, Any] = _valid(isinstance(value, dict), value, key, path, "an object")
+    return mapping
 
 
 def _names(fields: Mapping[str, Any], key: str, path: str) -> tuple[str, ...]:
@@ -258,10 +258,10 @@ class PeftAdapter:
         data = self.files.view(tensor.file, tensor.start, tensor.end)
         return np.frombuffer(data, numpy_type(tensor.dtype)).reshape(tensor.shape)
 
-    def same(self, one: Tensor, other: Tensor) -> bool:
+    def same(self, first: Tensor, second: Tensor) -> bool:
         """Return whether two tensors hold the same values, byte for byte."""
-        alike = (one.dtype, one.shape) == (other.dtype, other.shape)
-        return alike and self.read(one).tobytes() == self.read(other).tobytes()
+        alike = (first.dtype, first.shape) == (second.dtype, second.shape)
+        return alike and self.read(first).tobytes() == self.read(second).tobytes()
 
 
 def open_adapter(address: Path | str) -> PeftAdapter:
@@ -296,10 +296,10 @@ def open_adapter(address: Path | str) -> PeftAdapter:
             raise UserError(
                 f"{path}: {name} has type {tensor.dtype}", "save it in float32, bfloat16 or float16"
             )
-        if own := _saved(name, config):
-            if own in whole:
-                raise UserError(f"{path}: {own} occurs more than once", "save a single adapter")
-            whole[own] = tensor
+        if saved := _saved(name, config):
+            if saved in whole:
+                raise UserError(f"{path}: {saved} occurs more than once", "save a single adapter")
+            whole[saved] = tensor
             continue
         full, which = _parse_name(name, path)
         module = _decoder_module(full)
@@ -337,14 +337,14 @@ def _saved(name: str, config: PeftConfig) -> str | None:
     modules_to_save, PEFT writes the embedding and the head if it believes that the vocabulary
     was changed, or the head if it believes that it is tied.
     """
-    own = _WHOLE.sub(".", name.removeprefix(WRAPPER))
-    module = own.rpartition(".")[0]
-    ends = (*config.saved, *(f".{one}" for one in EMBEDDINGS)) if config.saved else ()
+    path = _WHOLE.sub(".", name.removeprefix(WRAPPER))
+    module = path.rpartition(".")[0]
+    ends = (*config.saved, *(f".{embedding}" for embedding in EMBEDDINGS)) if config.saved else ()
     rows = bool(config.tokens) and name.endswith(ROWS)
     if not name.startswith(WRAPPER) or not (rows or any(f".{module}".endswith(end) for end in ends)):
         return None
-    prefix = next((prefix for prefix in (*PREFIXES, "language_model.") if own.startswith(prefix)), "")
-    return own.removeprefix(prefix)
+    prefix = next((prefix for prefix in (*PREFIXES, "language_model.") if path.startswith(prefix)), "")
+    return path.removeprefix(prefix)
 
 
 def _parse_name(name: str, path: str) -> tuple[str, str]:
@@ -368,6 +368,6 @@ def _decoder_module(full: str) -> str | None:
     return None
 
 
-def located(given: str, data_dir: Path) -> Path | str:
+def located(address: str, data_dir: Path) -> Path | str:
     """Return an adapter's folder or address as in lora.start_from; a relative one is in `data_dir`."""
-    return given if is_address(given) else data_dir / Path(given).expanduser()
+    return address if is_address(address) else data_dir / Path(address).expanduser()

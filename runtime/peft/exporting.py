@@ -151,7 +151,9 @@ def _saved_modules(base: HFCheckpoint, settings: LoraSettings) -> list[str] | No
     return sorted(modules) or None
 
 
-def peft_pattern(given: Mapping[str, Value], wanted: Mapping[str, Value], default: Value) -> dict[str, Value]:
+def peft_pattern(
+    values: Mapping[str, Value], wanted: Mapping[str, Value], default: Value
+) -> dict[str, Value]:
     """Return a rank_pattern or alpha_pattern with which PEFT gives each module its trained value.
 
     It is the recipe's own pattern if PEFT reads it the same way: PEFT matches only full names, and the
@@ -159,16 +161,16 @@ def peft_pattern(given: Mapping[str, Value], wanted: Mapping[str, Value], defaul
     takes the first key that matches.
 
     Args:
-        given: the recipe's pattern.
+        values: the recipe's pattern.
         wanted: the value of each trained module, by its full name.
         default: the value of modules that no key matches.
     """
 
     def read(name: str) -> Value:
-        return next((value for key, value in given.items() if means(key, name)), default)
+        return next((value for key, value in values.items() if means(key, name)), default)
 
-    if all(read(name) == value for name, value in wanted.items()) and all(map(compiled, given)):
-        return dict(given)
+    if all(read(name) == value for name, value in wanted.items()) and all(map(compiled, values)):
+        return dict(values)
     return {_pattern(name): value for name, value in wanted.items() if value != default}
 
 
@@ -219,7 +221,7 @@ def select_modules(
     (holder,) = {name.removeprefix(prefix).partition(".")[0] for name in chosen}
     pattern = re.compile(rf".*\.{holder}\.(\d+)\.")
     layers = sorted(slots)
-    if {m for m in named if (found := pattern.match(m)) and int(found[1]) in slots} == chosen:
+    if {m for m in named if (matched := pattern.match(m)) and int(matched[1]) in slots} == chosen:
         return names, layers
     every_slot = {slot for group in slots.values() for slot in group}
     start = rf"{re.escape(prefix)}{holder}\."

@@ -31,66 +31,66 @@ BUILD = "build the recipe with {}"
 """The help if a recipe has other values."""
 
 
-def fitting(found: PeftAdapter, base: Known, settings: LoraSettings) -> PeftAdapter:
+def fitting(adapter: PeftAdapter, base: Known, settings: LoraSettings) -> PeftAdapter:
     """Return the adapter under the recipe's names; it must be exactly what the recipe trains.
 
     Raises:
         UserError: naming the differences, and the lines of a recipe that trains this adapter.
     """
     if has_parameters(base):
-        found = unwrapped(found, base)
-    found = _without_copies(found, base)
-    _check_known(found, base)
-    refuse_rows(base, found.config.base or found.path, settings)
+        adapter = unwrapped(adapter, base)
+    adapter = _without_copies(adapter, base)
+    _check_known(adapter, base)
+    refuse_rows(base, adapter.config.base or adapter.path, settings)
     adapters = build_adapters(base.family, base.architecture, settings)
-    _check_settings(found, adapters, base, settings)
-    _check_shapes(found, adapters)
+    _check_settings(adapter, adapters, base, settings)
+    _check_shapes(adapter, adapters)
     for source in whole_sources(base, settings, rows=True):
-        if found.whole[source.name].shape != source.shape:
-            raise _other_shape(found, source.name, found.whole[source.name].shape, source.shape)
-    return found
+        if adapter.whole[source.name].shape != source.shape:
+            raise _other_shape(adapter, source.name, adapter.whole[source.name].shape, source.shape)
+    return adapter
 
 
-def _check_known(found: PeftAdapter, base: Known) -> None:
+def _check_known(adapter: PeftAdapter, base: Known) -> None:
     """Check that the adapter's modules are projections of the base; otherwise raise UserError."""
     layers = base.architecture.num_layers
     known = {module for target in base.family.all_targets(base.architecture) for module in target.modules}
-    for module in found.tensors:
+    for module in adapter.tensors:
         layer = LAYER.fullmatch(module)
         if layer and int(layer[1]) >= layers:
             raise UserError(
-                f"{found.path}: {module} carries an adapter; the base has {layers} layers",
-                _own_base(found.config),
+                f"{adapter.path}: {module} carries an adapter; the base has {layers} layers",
+                _own_base(adapter.config),
             )
         if module not in known:
             raise UserError(
-                f"{found.path}: {module} carries an adapter, but is not a projection that train.py trains",
+                f"{adapter.path}: {module} carries an adapter, but is not a projection that train.py trains",
                 "train an adapter whose target_modules are projections of attention and the dense blocks, "
                 "with experts as target_parameters; or " + MERGE,
             )
 
 
 def _check_settings(
-    found: PeftAdapter, adapters: Sequence[Adapter], base: Known, settings: LoraSettings
+    peft_adapter: PeftAdapter, adapters: Sequence[Adapter], base: Known, settings: LoraSettings
 ) -> None:
     """Check the adapter's modules, ranks and alphas; raise UserError with all differences from the recipe."""
-    config, present = found.config, set(found.tensors)
-    ranks, alphas = _scales(found, base)
+    config, present = peft_adapter.config, set(peft_adapter.tensors)
+    ranks, alphas = _scales(peft_adapter, base)
     wanted = {part.name for adapter in adapters for part in adapter.projections}
     parts: list[str] = []
     lines: list[str] = []
     if present != wanted:
         parts += _one_sided(wanted, present, "")
         lines += _targets(present, base, settings)
-    own, every = ({s.name for s in whole_sources(base, settings, rows=rows)} for rows in (False, True))
-    rows = {name for name in found.whole if name.endswith(ROWS)}
-    whole = found.whole.keys() - rows
-    if own != whole:
-        parts += _one_sided(own, whole, " whole")
+    saved, every = ({s.name for s in whole_sources(base, settings, rows=rows)} for rows in (False, True))
+    rows = {name for name in peft_adapter.whole if name.endswith(ROWS)}
+    whole = peft_adapter.whole.keys() - rows
+    if saved != whole:
+        parts += _one_sided(saved, whole, " whole")
         names = sorted({name.removesuffix(".weight") for name in whole})
         lines.append(f"lora.modules_to_save: {_yaml(names)}")
     known = all(isinstance(token, int) for token in settings.trainable_tokens)
-    if rows != every - own or (known and {*config.tokens} != {*settings.trainable_tokens}):
+    if rows != every - saved or (known and {*config.tokens} != {*settings.trainable_tokens}):
         tokens, ours = _yaml(list(config.tokens)), _yaml(list(settings.trainable_tokens))
         parts.append(f"the adapter has the embedding's rows {tokens}, and the recipe trains {ours}")
         lines.append(f"lora.trainable_tokens: {tokens}")
@@ -105,7 +105,8 @@ def _check_settings(
     _compare("alpha", alphas, settings.alpha_of, config.alpha, config.alpha_pattern, parts, lines)
     if parts:
         raise UserError(
-            f"{found.path}: does not fit the recipe: {'; '.join(parts)}", BUILD.format(", ".join(lines))
+            f"{peft_adapter.path}: does not fit the recipe: {'; '.join(parts)}",
+            BUILD.format(", ".join(lines)),
         )
 
 
@@ -121,45 +122,45 @@ def _one_sided(wanted: Collection[str], present: Collection[str], how: str) -> l
     ]
 
 
-def _scales(found: PeftAdapter, base: Known) -> tuple[dict[str, int], dict[str, float]]:
+def _scales(adapter: PeftAdapter, base: Known) -> tuple[dict[str, int], dict[str, float]]:
     """Return rank and alpha of each module of the adapter, in the model's order; A must have its rank."""
-    config = found.config
+    config = adapter.config
     sites = base.family.all_targets(base.architecture)
-    experts = {module: site.experts for site in sites for module in site.modules if module in found.tensors}
+    experts = {module: site.experts for site in sites for module in site.modules if module in adapter.tensors}
     try:
         with limit(MATCH_SECONDS):
-            ranks = {module: config.rank_of(found.full_names[module]) for module in experts}
-            alphas = {module: config.alpha_of(found.full_names[module]) for module in experts}
+            ranks = {module: config.rank_of(adapter.full_names[module]) for module in experts}
+            alphas = {module: config.alpha_of(adapter.full_names[module]) for module in experts}
     except TooLong:
         raise UserError(
-            f"{found.files.path(ADAPTER_CONFIG)}: its patterns were not matched within {MATCH_SECONDS:g} s",
+            f"{adapter.files.path(ADAPTER_CONFIG)}: its patterns were not matched within {MATCH_SECONDS:g} s",
             AGAIN,
         ) from None
     for module, rank in ranks.items():
-        stored = found.tensors[module][0].shape[:1]
+        stored = adapter.tensors[module][0].shape[:1]
         if stored != (rank * max(1, experts[module]),):
             raise UserError(
-                f"{found.path}: A of {module} has shape {list(found.tensors[module][0].shape)}; "
+                f"{adapter.path}: A of {module} has shape {list(adapter.tensors[module][0].shape)}; "
                 f"{ADAPTER_CONFIG} gives it rank {rank}",
                 "both files must be of one adapter, saved completely (with ZeRO-3 or FSDP: gathered first)",
             )
     return ranks, alphas
 
 
-def _check_shapes(found: PeftAdapter, adapters: Sequence[Adapter]) -> None:
+def _check_shapes(peft_adapter: PeftAdapter, adapters: Sequence[Adapter]) -> None:
     """Check that A and B fit the base's weights; otherwise raise UserError."""
     for adapter in adapters:
         for part in adapter.projections:
-            tensors, shapes = found.tensors[part.name], adapter.shapes(part)
+            tensors, shapes = peft_adapter.tensors[part.name], adapter.shapes(part)
             for which, tensor, shape in zip(WHICH, tensors, shapes, strict=False):
                 if tensor.shape != shape:
-                    raise _other_shape(found, f"{which} of {part.name}", tensor.shape, shape)
+                    raise _other_shape(peft_adapter, f"{which} of {part.name}", tensor.shape, shape)
 
 
-def _other_shape(found: PeftAdapter, name: str, shape: Sequence[int], wanted: Sequence[int]) -> UserError:
+def _other_shape(adapter: PeftAdapter, name: str, shape: Sequence[int], wanted: Sequence[int]) -> UserError:
     return UserError(
-        f"{found.path}: {name} has shape {list(shape)}; the base's weight needs {list(wanted)}",
-        _own_base(found.config),
+        f"{adapter.path}: {name} has shape {list(shape)}; the base's weight needs {list(wanted)}",
+        _own_base(adapter.config),
     )
 
 
@@ -223,7 +224,7 @@ def _yaml(value: Any) -> str:
     return json.dumps(value)
 
 
-def _without_copies(found: PeftAdapter, base: Known) -> PeftAdapter:
+def _without_copies(adapter: PeftAdapter, base: Known) -> PeftAdapter:
     """Return the adapter without duplicates: k_proj's A and B under v_proj's name, which our export writes
     for vLLM, and an embedding under its head's name, which PEFT writes.
 
@@ -231,34 +232,38 @@ def _without_copies(found: PeftAdapter, base: Known) -> PeftAdapter:
     """
     copies = {
         values
-        for keys, values in keys_as_values(base, found.tensors)
-        if values in found.tensors
-        and all(found.same(*pair) for pair in zip(found.tensors[keys], found.tensors[values], strict=True))
+        for keys, values in keys_as_values(base, adapter.tensors)
+        if values in adapter.tensors
+        and all(
+            adapter.same(*pair) for pair in zip(adapter.tensors[keys], adapter.tensors[values], strict=True)
+        )
     }
-    tensors = {name: pair for name, pair in found.tensors.items() if name not in copies}
-    return _without_head(replace(found, tensors=tensors), base)
+    tensors = {name: pair for name, pair in adapter.tensors.items() if name not in copies}
+    return _without_head(replace(adapter, tensors=tensors), base)
 
 
-def _without_head(found: PeftAdapter, base: Known) -> PeftAdapter:
+def _without_head(adapter: PeftAdapter, base: Known) -> PeftAdapter:
     """Return the adapter without the embedding's copy for a head that is the embedding.
 
     In PEFT the embedding and such a head have values of their own. The adapter is refused unless both copies
     hold the same, or PEFT was asked to tie them.
     """
-    names, whole = base.family.names, dict(found.whole)
+    names, whole = base.family.names, dict(adapter.whole)
     head = whole.pop(f"{names.head}.weight", None)
-    embedding = next((whole[f"{one}.weight"] for one in names.of_embedding if f"{one}.weight" in whole), None)
+    embedding = next(
+        (whole[f"{module}.weight"] for module in names.of_embedding if f"{module}.weight" in whole), None
+    )
     if not is_tied(base) or (embedding is None and head is None):
-        return found
+        return adapter
     if embedding is None:
         what = f"{names.head} was trained, and {names.embedding} was not"
-    elif head is None and not found.config.tied:
+    elif head is None and not adapter.config.tied:
         what = f"{names.embedding} was trained, and {names.head} kept the base's values"
-    elif head is not None and not found.same(embedding, head):
+    elif head is not None and not adapter.same(embedding, head):
         what = f"{names.embedding} and {names.head} were trained apart"
     else:
-        return replace(found, whole=whole)
+        return replace(adapter, whole=whole)
     raise UserError(
-        f"{found.path}: {what}; the base uses one tensor for both",
+        f"{adapter.path}: {what}; the base uses one tensor for both",
         "train with PEFT's ensure_weight_tying; or " + MERGE,
     )

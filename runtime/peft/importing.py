@@ -60,15 +60,15 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
         )
     record = read_record(artifact)
     settings = recorded_lora(record, base)
-    found = open_adapter(adapter)
+    opened = open_adapter(adapter)
     if settings is None:
         raise UserError(
             f"{artifact / LOCK}: the recipe trains all weights, so it cannot start from an adapter",
-            BUILD.format(f"lora: {{rank: {found.config.rank}, alpha: {plain(found.config.alpha)}}}"),
+            BUILD.format(f"lora: {{rank: {opened.config.rank}, alpha: {plain(opened.config.alpha)}}}"),
         )
-    wanted, initial = _wanted(found, settings), None
-    found = fitting(found, base, wanted)
-    arrays = arrays_of(found, base, wanted)
+    wanted, initial = _wanted(opened, settings), None
+    opened = fitting(opened, base, wanted)
+    arrays = arrays_of(opened, base, wanted)
     if settings.principal:
         values = {
             name: parts
@@ -80,15 +80,15 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
             arrays |= {path: array for (path, *_), array in zip(a.arrays, a.join(halves), strict=True)}
     model = record["recipe"].get("model") or {}
     trained = model.get("id", base.name), model.get("revision")
-    for note in notes(found, base, wanted, trained):
+    for note in notes(opened, base, wanted, trained):
         print(f"note: {note}")
 
     write_record(target, artifact)
     if initial is not None:
         write_initial(target, initial)
-    _save(target, arrays, origin(found))
+    _save(target, arrays, origin(opened))
     print(
-        f"imported: {target}/0 adapters={len(found.tensors)} dtype={settings.dtype}; "
+        f"imported: {target}/0 adapters={len(opened.tensors)} dtype={settings.dtype}; "
         "train.py --resume continues from it"
     )
     return 0
@@ -126,45 +126,45 @@ def _save(directory: str, arrays: Mapping[str, np.ndarray], origin: Mapping[str,
         ) from error
 
 
-def _wanted(found: PeftAdapter, settings: LoraSettings) -> LoraSettings:
+def _wanted(adapter: PeftAdapter, settings: LoraSettings) -> LoraSettings:
     """Return the settings of the adapter that a recipe's run exports; an import expects the same."""
     if not settings.principal:
         return settings
     wanted = exported(settings)
-    if found.config.rank != wanted.rank:
+    if adapter.config.rank != wanted.rank:
         raise UserError(
-            f"{found.path}: has rank {found.config.rank}; with lora.init: {settings.init} a run's adapter of "
-            f"rank {settings.rank} is exported, and imported, with twice that",
-            BUILD.format(f"lora.init: peft, lora.rank: {found.config.rank}"),
+            f"{adapter.path}: has rank {adapter.config.rank}; with lora.init: {settings.init} a run's "
+            f"adapter of rank {settings.rank} is exported, and imported, with twice that",
+            BUILD.format(f"lora.init: peft, lora.rank: {adapter.config.rank}"),
         )
     return wanted
 
 
-def origin(found: PeftAdapter) -> dict[str, Any]:
+def origin(adapter: PeftAdapter) -> dict[str, Any]:
     """Return where an adapter came from, as JSON values."""
     return {
-        "adapter": found.files.name,
-        "sha256": dict(found.sha256),
-        "base_model_name_or_path": found.config.base,
-        "revision": found.config.revision,
+        "adapter": adapter.files.name,
+        "sha256": dict(adapter.sha256),
+        "base_model_name_or_path": adapter.config.base,
+        "revision": adapter.config.revision,
     }
 
 
-def arrays_of(found: PeftAdapter, base: HFCheckpoint, settings: LoraSettings) -> dict[str, np.ndarray]:
+def arrays_of(peft_adapter: PeftAdapter, base: HFCheckpoint, settings: LoraSettings) -> dict[str, np.ndarray]:
     """Return an adapter's arrays in lora.dtype, by the paths of Tunix's model.
 
     Args:
-        found: the result of `fitting`.
+        peft_adapter: the result of `fitting`.
 
     Raises:
         UserError: when a number is not finite, or modules that share A under lora.kv have different ones.
     """
 
     def read(name: str, tensor: Tensor) -> np.ndarray:
-        values = found.read(tensor)
+        values = peft_adapter.read(tensor)
         if not np.isfinite(values.astype(np.float32, copy=False)).all():
             raise UserError(
-                f"{found.path}: {name} holds values that are not finite",
+                f"{peft_adapter.path}: {name} holds values that are not finite",
                 "use an earlier checkpoint of its training",
             )
         return values.astype(settings.dtype, copy=False)
@@ -172,14 +172,14 @@ def arrays_of(found: PeftAdapter, base: HFCheckpoint, settings: LoraSettings) ->
     arrays: dict[str, np.ndarray] = {}
     for adapter in build_adapters(base.family, base.architecture, settings):
         parts: dict[str, Matrices] = {
-            part.name: tuple(read(part.name, tensor) for tensor in found.tensors[part.name])
+            part.name: tuple(read(part.name, tensor) for tensor in peft_adapter.tensors[part.name])
             for part in adapter.projections
         }
         joined = adapter.join(parts)
         if adapter.lender is not None and not np.array_equal(joined[0], arrays[adapter.a_path]):
             names = f"{adapter.lender.projections[0].name} and {adapter.projections[0].name}"
             raise UserError(
-                f"{found.path}: {names} have different A, and lora.kv: shared has one for both",
+                f"{peft_adapter.path}: {names} have different A, and lora.kv: shared has one for both",
                 BUILD.format("lora.kv: independent"),
             )
         arrays |= {path: array for (path, *_), array in zip(adapter.arrays, joined, strict=True)}
@@ -187,16 +187,16 @@ def arrays_of(found: PeftAdapter, base: HFCheckpoint, settings: LoraSettings) ->
         for parameter in trained_whole(base.family.parameters(base.architecture), settings):
             out = arrays[parameter.path] = np.zeros(parameter.shape, settings.dtype)
             for number, source in enumerate(parameter.sources):
-                tensor = read(source.module, found.whole[source.name])
+                tensor = read(source.module, peft_adapter.whole[source.name])
                 out[parameter.place(number)] = tensor.reshape(source.reshape).transpose(source.transpose)
     if settings.trainable_tokens:
-        order = [found.config.tokens.index(int(token)) for token in settings.trainable_tokens]
+        order = [peft_adapter.config.tokens.index(int(token)) for token in settings.trainable_tokens]
         arrays[TOKEN_ROWS] = arrays[TOKEN_ROWS][order]
     return arrays
 
 
 def notes(
-    found: PeftAdapter,
+    adapter: PeftAdapter,
     base: HFCheckpoint,
     settings: LoraSettings,
     model: tuple[str, str | None],
@@ -206,7 +206,7 @@ def notes(
     Args:
         model: the recipe's, with its revision.
     """
-    config = found.config
+    config = adapter.config
     if config.base is not None and config.base not in (model[0], base.name):
         yield f"the adapter was trained on {config.base}; the recipe's model is {model[0]}"
     elif config.revision is not None and config.revision != model[1]:

@@ -78,8 +78,8 @@ def whole_sources(base: Known, settings: LoraSettings, rows: bool = False) -> li
 
 def is_tied(base: Known) -> bool:
     """Return whether a model's output head is its embedding."""
-    own = (source for one in arrays(base.family, base.architecture) for source in one.sources)
-    return all(source.module != base.family.names.head for source in own)
+    used = (source for array in arrays(base.family, base.architecture) for source in array.sources)
+    return all(source.module != base.family.names.head for source in used)
 
 
 def refuse_rows(base: Known, name: str, settings: LoraSettings) -> None:
@@ -118,38 +118,38 @@ def plain(value: float) -> float:
 
 def refused_parts(config: Mapping[str, Any]) -> list[str]:
     """Return the keys of an adapter_config.json with which vLLM refuses the adapter, each with its value."""
-    found = [key for key in REFUSED_KEYS if config.get(key)]
+    refused = [key for key in REFUSED_KEYS if config.get(key)]
     if config.get("bias", "none") != "none":
-        found.append("bias")
+        refused.append("bias")
     init = config.get("init_lora_weights", True)
     if isinstance(init, str) and init.lower() not in UNCHANGED_BASE:
-        found.append("init_lora_weights")
-    return [f"{key}: {json.dumps(config[key])}" for key in found]
+        refused.append("init_lora_weights")
+    return [f"{key}: {json.dumps(config[key])}" for key in refused]
 
 
 OLD_NAMES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 """The names before transformers 5."""
 
 
-def unwrapped(found: PeftAdapter, base: Known) -> PeftAdapter:
+def unwrapped(adapter: PeftAdapter, base: Known) -> PeftAdapter:
     """Return the adapter with parameters' own names instead of the modules that PEFT wraps for them."""
-    ends = found.config.parameters
+    ends = adapter.config.parameters
     known = parameter_names(base)
     chosen = [
         name
         for name, parameter in known.items()
         if any(f".{parameter}".endswith(f".{end}") or end.endswith(f".{parameter}") for end in ends)
     ]
-    own = {wrapper: name for name, wrapper in wrapped_parameters(base, chosen).items()}
+    unwrapping = {wrapper: name for name, wrapper in wrapped_parameters(base, chosen).items()}
 
     def full(module: str) -> str:
-        prefix = found.full_names[module].removesuffix(module)
-        return prefix + known[own[module]] if module in own else found.full_names[module]
+        prefix = adapter.full_names[module].removesuffix(module)
+        return prefix + known[unwrapping[module]] if module in unwrapping else adapter.full_names[module]
 
     return replace(
-        found,
-        full_names={own.get(module, module): full(module) for module in found.full_names},
-        tensors={own.get(module, module): pair for module, pair in found.tensors.items()},
+        adapter,
+        full_names={unwrapping.get(module, module): full(module) for module in adapter.full_names},
+        tensors={unwrapping.get(module, module): pair for module, pair in adapter.tensors.items()},
     )
 
 

@@ -25,7 +25,7 @@ from .numbers import STEPS, Outcome
 
 def merged(
     base: HFCheckpoint,
-    found: Outcome,
+    miniature: Outcome,
     settings: RunSettings,
     lock: Mapping[str, Any],
     mesh: Mesh,
@@ -34,7 +34,7 @@ def merged(
     """Merge into a folder; return how far files, tensors and logits are from the trained miniature.
 
     Args:
-        found: the outcome of the miniature in float32.
+        miniature: the outcome of the miniature in float32.
         lock: recipe.lock.json.
         folder: where the merged model goes.
 
@@ -47,13 +47,13 @@ def merged(
         lock,
         json.dumps(lock).encode(),
         settings.lora,
-        found.built.adapters,
+        miniature.built.adapters,
         {
-            adapter.target.weight: tuple(found.trained[path] for path, *_ in adapter.arrays)
-            for adapter in found.built.adapters
+            adapter.target.weight: tuple(miniature.trained[path] for path, *_ in adapter.arrays)
+            for adapter in miniature.built.adapters
         },
-        found.built.whole,
-        {parameter.path: found.trained[parameter.path] for parameter in found.built.whole},
+        miniature.built.whole,
+        {parameter.path: miniature.trained[parameter.path] for parameter in miniature.built.whole},
     )
     how = MergeSettings(lock["recipe"]["merge"]["dtype"], "5GB")
     plan = plan_merge(base, trained.changes(base), how.dtype, how.max_shard_size, None)

@@ -139,17 +139,17 @@ def batch(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
     random, places = np.random.default_rng(0), np.broadcast_to(np.arange(LENGTH), shape)
     border, end = LENGTH // 2 + 5, LENGTH - 3
     second = (places >= border) & (not objective.format)
-    made: dict[str, np.ndarray] = {
+    arrays: dict[str, np.ndarray] = {
         "tokens": random.integers(3, vocabulary, shape).astype(np.int32),
         "positions": np.where(second, places - border, places).astype(np.int32),
         "segment_ids": np.where(places >= end, 0, 1 + second).astype(np.int32),
         "loss_mask": random.random(shape) < 0.5,
     }
-    norm = shape[0] // objective.rows if objective.format else count_targets(made)
+    norm = shape[0] // objective.rows if objective.format else count_targets(arrays)
     if objective.format == "unpaired_preference":
-        made["loss_mask"] = (places >= border) & (places < end)
-        made["desirable"] = np.where(np.arange(shape[0]) % 2, -1, 1).astype(np.float32)
-    return made | {"norm": np.asarray(norm, np.float32)}
+        arrays["loss_mask"] = (places >= border) & (places < end)
+        arrays["desirable"] = np.where(np.arange(shape[0]) % 2, -1, 1).astype(np.float32)
+    return arrays | {"norm": np.asarray(norm, np.float32)}
 
 
 def placed(rows: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
@@ -216,8 +216,8 @@ def outcome(
         live, train = jax.device_put(step.live, step.shardings), step.jit()
         losses, gradients = [], dict[str, np.ndarray]()
         for number in range(STEPS):
-            given = placed({**rows, "index": np.asarray(number, np.int32)}, mesh)
-            live, loss, *_ = train(live, step.base, given)
+            arguments = placed({**rows, "index": np.asarray(number, np.int32)}, mesh)
+            live, loss, *_ = train(live, step.base, arguments)
             losses.append(loss)
             if not gradients:
                 nnx.update(state, live[1])
@@ -242,17 +242,17 @@ def fetch(array: jax.Array) -> np.ndarray:
     return np.asarray(array, np.float32)
 
 
-def compare(where: str, dtype: str, found: Outcome, reference: Outcome) -> Compared:
+def compare(where: str, dtype: str, measured: Outcome, reference: Outcome) -> Compared:
     """Compare a miniature with the CPU's in float32."""
     first, fall = reference.losses[0], abs(reference.losses[0] - reference.losses[-1])
     # Arrays that are zero except for rounding (A's gradient while B is zero) are compared with the others.
     whole = math.sqrt(sum(float(np.sum(array**2)) for array in reference.gradients.values()))
     least = 1e-6 * whole
     worst = max(
-        norm(found.gradients[path] - array) / max(norm(array), least)
+        norm(measured.gradients[path] - array) / max(norm(array), least)
         for path, array in reference.gradients.items()
     )
-    numbers = {"loss": abs(found.losses[0] - first) / abs(first), "gradients": worst}
+    numbers = {"loss": abs(measured.losses[0] - first) / abs(first), "gradients": worst}
     high = [
         path
         for path in reference.gradients
@@ -260,13 +260,13 @@ def compare(where: str, dtype: str, found: Outcome, reference: Outcome) -> Compa
     ]
     if high:
         numbers["elements"] = max(
-            float(np.abs(found.gradients[path] - reference.gradients[path]).max())
+            float(np.abs(measured.gradients[path] - reference.gradients[path]).max())
             / float(np.sqrt(np.mean(reference.gradients[path] ** 2)))
             for path in high
         )
-    if found.logits is not None and reference.logits is not None:
-        numbers["logits"] = norm(found.logits - reference.logits) / norm(reference.logits)
-    apart = np.abs(np.subtract(found.losses, reference.losses)).max()
+    if measured.logits is not None and reference.logits is not None:
+        numbers["logits"] = norm(measured.logits - reference.logits) / norm(reference.logits)
+    apart = np.abs(np.subtract(measured.losses, reference.losses)).max()
     return Compared(where, dtype, numbers | {"losses": float(apart) / fall})
 
 

@@ -162,28 +162,35 @@ def _probe(probed: Probed, output: Path, hosts: SingleProcess | ProcessGroup) ->
 
 
 def _machine(report: Report, probed: Probed, output: Path) -> None:
-    planned, found = probed.shapes["machine"], machine(output)
+    planned, described = probed.shapes["machine"], machine(output)
     report.data |= {
         "date": datetime.now(UTC).date().isoformat(),
         "recipe": digest_of(probed.lock),
         "setting": _setting(probed),
-        "machine": found,
+        "machine": described,
     }
     locked, there = probed.lock["packages"]["train"], versions(probed.lock)
     report.data["versions"] = {name: there[name] for name in PACKAGES if there.get(name)}
-    devices = f"{planned['devices']} of {planned['accelerator']}", f"{found['devices']} {found['kind']}"
-    host = f"{gib(found['host_bytes'])}, {found['cores']}, {gib(found['disk_free_bytes'])}"
+    devices = (
+        f"{planned['devices']} of {planned['accelerator']}",
+        f"{described['devices']} {described['kind']}",
+    )
+    host = f"{gib(described['host_bytes'])}, {described['cores']}, {gib(described['disk_free_bytes'])}"
     report.rows += [
         ("devices", *devices),
-        ("topology", planned["topology"] or "-", found["topology"] or "not told"),
-        ("HBM of a device", gib(planned["hbm_bytes"]), gib(found["hbm_bytes"])),
+        ("topology", planned["topology"] or "-", described["topology"] or "not told"),
+        ("HBM of a device", gib(planned["hbm_bytes"]), gib(described["hbm_bytes"])),
         ("memory, cores, free disk", "-", host),
-        ("flags of libtpu", str(len(probed.settings.mesh.flags)), str(len(found["flags"]))),
+        ("flags of libtpu", str(len(probed.settings.mesh.flags)), str(len(described["flags"]))),
     ]
-    if planned["topology"] and found["topology"] and _shape(planned["topology"]) != _shape(found["topology"]):
-        laid = f"the chips are laid out as {found['topology']}"
+    if (
+        planned["topology"]
+        and described["topology"]
+        and _shape(planned["topology"]) != _shape(described["topology"])
+    ):
+        laid = f"the chips are laid out as {described['topology']}"
         report.notes.append(f"{laid}, the recipe's as {planned['topology']}")
-    counted, told = planned["hbm_bytes"], found["hbm_bytes"]
+    counted, told = planned["hbm_bytes"], described["hbm_bytes"]
     if counted and told and told < LEAST_HBM * counted:
         report.problems.append(f"a device has {gib(told)} of HBM, but the plan assumes {gib(counted)}")
     other = {name: there[name] for name in locked if there[name] != locked[name]}
@@ -197,10 +204,10 @@ def _devices(report: Report) -> None:
         return  # they share the machine's cores
     with report.part("a product on each device alone") as begun:
         if begun:
-            found = report.data["product"] = slow()
+            product = report.data["product"] = slow()
             row = "the slowest device relative to the median", f"{SLOW} times"
-            report.rows.append((*row, f"{found['slowest']} times {1e3 * found['median_seconds']:.2f} ms"))
-            report.notes += found["slow"]
+            report.rows.append((*row, f"{product['slowest']} times {1e3 * product['median_seconds']:.2f} ms"))
+            report.notes += product["slow"]
 
 
 def _numbers(report: Report, probed: Probed, mesh: Mesh, work: Path) -> tuple[Any, Outcome] | None:
@@ -214,22 +221,22 @@ def _numbers(report: Report, probed: Probed, mesh: Mesh, work: Path) -> tuple[An
         if not begun:
             return None
         reference = outcome(base, settings, probed.optimizer, reference_mesh(mesh.shape), "float32", True)
-    found = report.data.setdefault("numbers", [])
+    entries = report.data.setdefault("numbers", [])
     for where, other in meshes(dict(mesh.shape), mesh, shape["heads"]):
         for dtype in TOLERANCES:
             with report.part(f"numbers on {where} in {dtype}") as begun:
                 if not begun:
                     continue
-                own = outcome(base, settings, probed.optimizer, other, dtype, other is mesh)
-                compared = compare(where, dtype, own, reference)
-                found.append({"where": where, "dtype": dtype, **compared.found})
+                result = outcome(base, settings, probed.optimizer, other, dtype, other is mesh)
+                compared = compare(where, dtype, result, reference)
+                entries.append({"where": where, "dtype": dtype, **compared.found})
                 report.problems += [compared.problem] if compared.problem else []
                 allowed = TOLERANCES[dtype]
                 report.rows += [
                     (f"{name}, {dtype}, {where}", f"{allowed[name]:.0e}", f"{value:.1e}")
                     for name, value in compared.found.items()
                 ]
-            kept = own if kept is None else kept
+            kept = result if kept is None else kept
     return None if kept is None else (base, kept)
 
 
@@ -252,27 +259,27 @@ def _time(report: Report, probed: Probed, mesh: Mesh) -> None:
     if len(depths) < len(probed.shapes["depths"]):
         report.data["time"] = {"depths": [vars(depth) for depth in depths]}
         return
-    found = summary(depths, probed.settings, probed.shapes["layers"])
-    report.data["time"] = found
-    if "layer_seconds" in found:
-        report.rows.append(("seconds of a layer", "-", f"{found['layer_seconds']:.5f}"))
-        report.rows.append(("seconds outside the layers", "-", f"{found['outside_seconds']:.4f}"))
+    timing = summary(depths, probed.settings, probed.shapes["layers"])
+    report.data["time"] = timing
+    if "layer_seconds" in timing:
+        report.rows.append(("seconds of a layer", "-", f"{timing['layer_seconds']:.5f}"))
+        report.rows.append(("seconds outside the layers", "-", f"{timing['outside_seconds']:.4f}"))
     there = gib(probed.shapes["machine"]["hbm_bytes"])
     report.rows += [
-        (f"seconds of a step, {found['layers']} layers", "recipe plan", f"{found['step_seconds']:.3f}"),
-        ("HBM, by the compiler", there, gib(found["compiled_bytes"])),
-        ("peak HBM", there, gib(found["peak_bytes"])),
+        (f"seconds of a step, {timing['layers']} layers", "recipe plan", f"{timing['step_seconds']:.3f}"),
+        ("HBM, by the compiler", there, gib(timing["compiled_bytes"])),
+        ("peak HBM", there, gib(timing["peak_bytes"])),
     ]
     report.rows += [
         (f"seconds of a micro-batch: {part}", "recipe plan", f"{taken:.4f}")
-        for part, taken in found["parts"].items()
+        for part, taken in timing["parts"].items()
     ]
-    if not found["parts"]:
+    if not timing["parts"]:
         report.notes.append("no parts of the step's time: its trace could not be made or read")
 
 
 def _merge(report: Report, probed: Probed, mesh: Mesh, miniature: tuple[Any, Outcome], work: Path) -> None:
-    base, found = miniature
+    base, trained = miniature
     with report.part("the merge of the miniature") as begun:
         if not begun:
             return
@@ -281,7 +288,9 @@ def _merge(report: Report, probed: Probed, mesh: Mesh, miniature: tuple[Any, Out
             return
         folder = probed.merged or work / "merged"
         try:
-            made = report.data["merge"] = merged(base, found, probed.miniature, probed.lock, mesh, folder)
+            differences = report.data["merge"] = merged(
+                base, trained, probed.miniature, probed.lock, mesh, folder
+            )
         except UserError as error:
             report.problems.append(error.message)
             return
@@ -291,7 +300,11 @@ def _merge(report: Report, probed: Probed, mesh: Mesh, miniature: tuple[Any, Out
             how = "--merged DIR keeps the miniature for serve.sh DIR, --server URL asks that server"
             report.rows.append(("the server", "-", f"not tried: {how}"))
         report.rows.append(
-            ("merged logits against trained", f"{made['logits_allowed']:.0e}", f"{made['logits']:.1e}")
+            (
+                "merged logits against trained",
+                f"{differences['logits_allowed']:.0e}",
+                f"{differences['logits']:.1e}",
+            )
         )
 
 

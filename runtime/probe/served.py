@@ -88,8 +88,8 @@ def ask(url: str, name: str, kept: Mapping[str, Any] | None) -> tuple[dict[str, 
     model = ServedModel(Client(url), name, chat=False)
     fixed = [{"prompt": list(range(5, 5 + length))} for length in LENGTHS]
     same, problems, firsts, paces = 0, [], [], []
-    for number, one in enumerate(kept["answers"] if kept else fixed, 1):
-        body = {"model": name, "prompt": one["prompt"], "max_tokens": NEW, "temperature": 0}
+    for number, request in enumerate(kept["answers"] if kept else fixed, 1):
+        body = {"model": name, "prompt": request["prompt"], "max_tokens": NEW, "temperature": 0}
         body |= {"ignore_eos": True, "return_token_ids": True}
         if number == 1:
             model.streamed(body)  # compiling or loading at the first request is not measured
@@ -98,17 +98,17 @@ def ask(url: str, name: str, kept: Mapping[str, Any] | None) -> tuple[dict[str, 
         paces += [1 / came.rate] if came.rate else []
         if not kept:
             continue
-        at = first_difference(came.tokens or [], one["tokens"])
+        at = first_difference(came.tokens or [], request["tokens"])
         same += at is None
-        lead = 1.0 if at is None or at >= len(one["leads"]) else one["leads"][at]
+        lead = 1.0 if at is None or at >= len(request["leads"]) else request["leads"][at]
         if at is not None and lead > TIE:
             problems.append(
                 f"the server's answer {number} differs from the merged miniature's at token {at + 1}, which "
                 f"leads by {lead:.2f} there (allowed {TIE})"
             )
-    found = {"first_token_seconds": statistics.median(firsts)}
-    found |= {"token_seconds": statistics.median(paces)} if paces else {}
-    return found | ({"answers": len(kept["answers"]), "same": same} if kept else {}), problems
+    times = {"first_token_seconds": statistics.median(firsts)}
+    times |= {"token_seconds": statistics.median(paces)} if paces else {}
+    return times | ({"answers": len(kept["answers"]), "same": same} if kept else {}), problems
 
 
 def hold(artifact: Path, file: Path, url: str, folder: Path | None) -> int:
@@ -129,7 +129,7 @@ def hold(artifact: Path, file: Path, url: str, folder: Path | None) -> int:
             raise UserError(f"{folder} holds no merged miniature", "probe.py --merged DIR keeps it there")
         if kept.get("recipe") != digest:
             raise UserError(f"{folder} holds the miniature of another recipe", "probe.py --merged DIR")
-    found, problems = ask(url, lock["recipe"]["name"], kept)
+    times, problems = ask(url, lock["recipe"]["name"], kept)
     told = _read(file)
     if told.get("recipe") != digest:
         told = {
@@ -140,11 +140,11 @@ def hold(artifact: Path, file: Path, url: str, folder: Path | None) -> int:
     told["problems"] = [
         old for old in told.get("problems", []) if not old.startswith("the server's")
     ] + problems
-    file.write_text(json.dumps(told | {"server": found}, indent=1) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(told | {"server": times}, indent=1) + "\n", encoding="utf-8")
     taken = (("to the first token", "first_token_seconds"), ("of a token", "token_seconds"))
-    rows = [(f"ms {words}", "-", f"{1e3 * found[key]:.2f}") for words, key in taken if key in found]
-    compared = f"{found['same']} the same" if kept else "not compared: --merged DIR names the miniature"
-    rows.append(("greedy answers", str(found.get("answers", "-")), compared))
+    rows = [(f"ms {words}", "-", f"{1e3 * times[key]:.2f}") for words, key in taken if key in times]
+    compared = f"{times['same']} the same" if kept else "not compared: --merged DIR names the miniature"
+    rows.append(("greedy answers", str(times.get("answers", "-")), compared))
     print(table(rows))
     for problem in problems:
         print(f"error: {problem}")
@@ -154,10 +154,10 @@ def hold(artifact: Path, file: Path, url: str, folder: Path | None) -> int:
 def _read(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file; {} if there is none."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _write_tokenizer(folder: Path, vocabulary: int) -> None:

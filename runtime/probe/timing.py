@@ -85,13 +85,13 @@ def timed(
         fit_shardings(state, mesh)
         step = Step(built, state, train, mesh, functools.partial(micro_batch_loss, built, train))
         live = jax.device_put(step.live, step.shardings)
-        given = placed(_rows(settings, base.architecture.vocab_size), mesh)
+        arguments = placed(_rows(settings, base.architecture.vocab_size), mesh)
         begun = time.monotonic()
-        compiled = step.jit().lower(live, step.base, given).compile()
+        compiled = step.jit().lower(live, step.base, arguments).compile()
         ready = time.monotonic()
-        seconds, traced = _measured(compiled, live, step.base, given)
+        seconds, traced = _measured(compiled, live, step.base, arguments)
     sizes = compiled.memory_analysis()
-    found = Depth(
+    depth = Depth(
         len(layers),
         ready - begun,
         seconds,
@@ -99,18 +99,18 @@ def timed(
         memory("peak_bytes_in_use"),
         traced,
     )
-    del built, state, step, live, given, compiled
+    del built, state, step, live, arguments, compiled
     gc.collect()  # a model's modules refer to each other, and hold its arrays
-    return found
+    return depth
 
 
-def _measured(compiled: Any, live: Any, base: Any, given: Any) -> tuple[float, dict[str, float]]:
+def _measured(compiled: Any, live: Any, base: Any, arguments: Any) -> tuple[float, dict[str, float]]:
     """Return the seconds of a step, and their parts; `live` is used up."""
 
     def run() -> float:
         nonlocal live
         start = time.perf_counter()
-        live, loss, *_ = compiled(live, base, given)
+        live, loss, *_ = compiled(live, base, arguments)
         jax.block_until_ready((live, loss))
         return time.perf_counter() - start
 
@@ -229,15 +229,15 @@ def summed(trace: ProfileData, kind: Mapping[str, str]) -> dict[str, float]:
     Args:
         kind: one of PARTS by the name of an operation; others count as `other`.
     """
-    devices, found = _devices(trace), dict.fromkeys(PARTS, 0.0)
+    devices, seconds = _devices(trace), dict.fromkeys(PARTS, 0.0)
     for lines in devices:
-        for name, taken in (one for line in lines for one in _alone(line)):
-            found[kind.get(name, "other")] += taken
-            found["idle"] -= taken
+        for name, taken in (timed for line in lines for timed in _alone(line)):
+            seconds[kind.get(name, "other")] += taken
+            seconds["idle"] -= taken
         every = [operation for line in lines for operation in line]
-        found["idle"] += max(end for _, end, _ in every) - min(start for start, *_ in every)
-    found["idle"] = max(0.0, found["idle"])  # a CPU's threads run some operations of a device in parallel
-    return {part: taken / len(devices) / TRACED / 1e9 for part, taken in found.items() if devices}
+        seconds["idle"] += max(end for _, end, _ in every) - min(start for start, *_ in every)
+    seconds["idle"] = max(0.0, seconds["idle"])  # a CPU's threads run some operations of a device in parallel
+    return {part: taken / len(devices) / TRACED / 1e9 for part, taken in seconds.items() if devices}
 
 
 def kinds(text: str) -> dict[str, str]:
@@ -246,11 +246,13 @@ def kinds(text: str) -> dict[str, str]:
     for line in text.splitlines():
         if head := HEAD.match(line):
             body = bodies.setdefault(head[1], [])
-        elif bodies and (found := INSTRUCTION.match(line)):
-            body.append((found[1], found[2], found[3], line))
+        elif bodies and (matched := INSTRUCTION.match(line)):
+            body.append((matched[1], matched[2], matched[3], line))
     # A collective in parallel with others is in pieces, one in each of these: its start, others, its end.
     whole = ("".join(line for *_, line in body) for body in bodies.values())
-    begun = {channel for one in whole if START in one for channel in CHANNEL.findall(one)}
+    begun = {
+        channel for instruction in whole if START in instruction for channel in CHANNEL.findall(instruction)
+    }
     known = dict[str, str]()
 
     def kind(opcode: str, operand: str, line: str) -> str:
@@ -276,7 +278,7 @@ def kinds(text: str) -> dict[str, str]:
 def _devices(trace: ProfileData) -> list[list[list[Operation]]]:
     """Return the operations of each device, line by line. A TPU has a plane of its own, where an operation's
     name is its whole text. On a CPU's threads each operation names its device."""
-    found = defaultdict[Any, list[list[Operation]]](list)
+    devices = defaultdict[Any, list[list[Operation]]](list)
     for plane in trace.planes:
         for line in plane.lines:
             threads = defaultdict[Any, list[Operation]](list)
@@ -288,15 +290,18 @@ def _devices(trace: ProfileData) -> list[list[list[Operation]]]:
                     threads[told.get("device_ordinal", plane.name)].append(
                         (event.start_ns, event.end_ns, name)
                     )
-            for device, those in threads.items():
-                found[device].append(those)
-    return list(found.values())
+            for device, of_device in threads.items():
+                devices[device].append(of_device)
+    return list(devices.values())
 
 
 def _alone(line: Iterable[Operation]) -> Iterator[tuple[str, float]]:
     """Return each operation's name and its own time, without the operations within it (as in a loop)."""
     open_: list[list[Any]] = []  # end, name, time
-    for start, end, name in (*sorted(line, key=lambda one: (one[0], -one[1])), (math.inf, math.inf, "")):
+    for start, end, name in (
+        *sorted(line, key=lambda operation: (operation[0], -operation[1])),
+        (math.inf, math.inf, ""),
+    ):
         while open_ and open_[-1][0] <= start:
             yield tuple(open_.pop()[1:])
         if open_:

@@ -43,8 +43,8 @@ class Evaluations:
 
     def sentence(self, step: int) -> str:
         """Say why a run stopped after a step."""
-        found = (
+        lowest = (
             "has not been a number" if self.best is None else f"was lowest, {self.best:.4f}, at {self.step}"
         )
         times = f"{self.without} evaluation{'' if self.without == 1 else 's'}"
-        return f"early stopping after step {step}: no progress in {times}; eval_loss {found}"
+        return f"early stopping after step {step}: no progress in {times}; eval_loss {lowest}"

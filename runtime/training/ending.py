@@ -168,8 +168,8 @@ class _Watch:
 
     def _say(self, line: str) -> None:
         with self.lock:
-            said, self.said = self.said, True
-        if not said:
+            silent, self.said = self.said, True
+        if not silent:
             say(line)
 
 

@@ -162,9 +162,9 @@ def answered(
         tokens = np.zeros((len(rows.here), prompts.tokens.shape[1]), np.int32)
         lengths = np.zeros(len(rows.here), np.int32)
         tokens[: len(chosen)], lengths[: len(chosen)] = prompts.tokens[chosen], prompts.lengths[chosen]
-        found, ends = map(np.asarray, answer(rows.place({"tokens": tokens, "lengths": lengths})))
+        completed, ends = map(np.asarray, answer(rows.place({"tokens": tokens, "lengths": lengths})))
         for row in range(min(rows.total, len(prompts.texts) - start)):
-            written = found[row, prompts.lengths[start + row] : ends[row]].tolist()
+            written = completed[row, prompts.lengths[start + row] : ends[row]].tolist()
             out.append(
                 {
                     "prompt": prompts.texts[start + row],

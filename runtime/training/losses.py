@@ -166,10 +166,12 @@ def batch_loss(
         )
         scanned, fixed = (*scanned, jax.lax.stop_gradient(states)), other.arrays
 
-    def loss_of(own: Arrays, fixed: Arrays, x: jax.Array, targets: jax.Array, *rest: jax.Array) -> jax.Array:
+    def loss_of(
+        arrays: Arrays, fixed: Arrays, x: jax.Array, targets: jax.Array, *rest: jax.Array
+    ) -> jax.Array:
         counted, *states = rest
         before = (chunk_logits(other, other.placed(fixed), state) for state in states)
-        return jnp.where(counted, token_loss(chunk_logits(head, own, x), targets, *before), 0.0)
+        return jnp.where(counted, token_loss(chunk_logits(head, arrays, x), targets, *before), 0.0)
 
     return _summed(loss_of, head, hidden, scanned, fixed, batch["norm"])
 
@@ -231,10 +233,10 @@ def predicted(mask: jax.Array, segment_ids: jax.Array) -> jax.Array:
     return jnp.pad(mask[:, 1:] & within, ((0, 0), (0, 1)))
 
 
-def chunk_logits(head: Head, own: Arrays, x: jax.Array) -> jax.Array:
-    """Return float32[B, size, V] of a chunk: x [B, size, D]; `own` as `head.placed`."""
+def chunk_logits(head: Head, arrays: Arrays, x: jax.Array) -> jax.Array:
+    """Return float32[B, size, V] of a chunk: x [B, size, D]; `arrays` as `head.placed`."""
     x = sharding.constrain(x, ("fsdp", None, None))
-    return sharding.constrain(head.logits(x, *own), ("fsdp", None, "tp"))
+    return sharding.constrain(head.logits(x, *arrays), ("fsdp", None, "tp"))
 
 
 def _summed(
@@ -261,9 +263,9 @@ def _summed(
 
     @jax.custom_vjp
     def total(
-        hidden: jax.Array, own: Arrays, scanned: tuple[jax.Array, ...], fixed: Arrays, norm: jax.Array
+        hidden: jax.Array, weights: Arrays, scanned: tuple[jax.Array, ...], fixed: Arrays, norm: jax.Array
     ) -> jax.Array:
-        placed = head.placed(own)
+        placed = head.placed(weights)
 
         def body(_: None, xs: tuple[jax.Array, ...]) -> tuple[None, jax.Array]:
             return None, loss_of(placed, fixed, *xs)
@@ -271,14 +273,14 @@ def _summed(
         _, losses = jax.lax.scan(body, None, chunks.split(hidden, *scanned))
         return _divided(chunks.join(losses).sum(), norm)
 
-    def run(hidden: Any, own: Any, *rest: Any) -> tuple[jax.Array, tuple[Any, Any]]:
-        placed = head.placed([one.value for one in own])
-        scanned, fixed, norm = jax.tree.map(lambda one: one.value, rest)
+    def run(hidden: Any, weights: Any, *rest: Any) -> tuple[jax.Array, tuple[Any, Any]]:
+        placed = head.placed([leaf.value for leaf in weights])
+        scanned, fixed, norm = jax.tree.map(lambda leaf: leaf.value, rest)
         seed = _divided(jnp.float32(1.0), norm)
 
         def body(dw: Any, xs: tuple[jax.Array, ...]) -> tuple[Any, tuple[jax.Array, jax.Array]]:
             x, *rest = xs
-            losses, pull = jax.vjp(lambda x, own: loss_of(own, fixed, x, *rest), x, placed)
+            losses, pull = jax.vjp(lambda x, weights: loss_of(weights, fixed, x, *rest), x, placed)
             dx, chunk_dw = pull(jnp.full_like(losses, seed))
             # Dropped, and not computed, when the head is frozen.
             summed = [
@@ -286,7 +288,7 @@ def _summed(
             ]
             return summed, (losses, dx)
 
-        start = [jnp.zeros(one.value.shape, jnp.float32) if one.perturbed else None for one in own]
+        start = [jnp.zeros(leaf.value.shape, jnp.float32) if leaf.perturbed else None for leaf in weights]
         dw, (losses, dx) = jax.lax.scan(body, start, chunks.split(hidden.value, *scanned))
         of_own = tuple(d if d is None else d.astype(p.dtype) for d, p in zip(dw, placed, strict=True))
         return _divided(chunks.join(losses).sum(), norm), (chunks.join(dx), of_own)
@@ -335,8 +337,8 @@ def token_logps(
 
     # prevent_cse is off: a scan's iterations share nothing that recomputing could be merged with.
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def nll_of(own: Arrays, x: jax.Array, targets: jax.Array) -> jax.Array:
-        return token_nll(chunk_logits(head, tuple(array.astype(dtype) for array in own), x), targets)
+    def nll_of(weights: Arrays, x: jax.Array, targets: jax.Array) -> jax.Array:
+        return token_nll(chunk_logits(head, tuple(array.astype(dtype) for array in weights), x), targets)
 
     def body(_: None, xs: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
         return None, nll_of(arrays, *xs)
@@ -388,10 +390,10 @@ def top_entropy(logits: jax.Array, count: int) -> jax.Array:
     rows, tokens, split = axes
 
     def entropy(part: jax.Array) -> jax.Array:
-        found = _largest(part.astype(jnp.float32), count)
+        largest = _largest(part.astype(jnp.float32), count)
         if split is not None:
-            found = _largest(jax.lax.all_gather(found, split, axis=2, tiled=True), count)
-        logps = jax.nn.log_softmax(found, axis=-1)
+            largest = _largest(jax.lax.all_gather(largest, split, axis=2, tiled=True), count)
+        logps = jax.nn.log_softmax(largest, axis=-1)
         return -(jnp.exp(logps) * logps).sum(-1)
 
     if not mesh.empty:

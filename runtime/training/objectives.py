@@ -132,10 +132,10 @@ def keeps_copy(train: Any, lora: Any) -> bool:
 def settings_of(train: Mapping[str, Any]) -> str:
     """Describe the keys of a recipe's `train` that its objective reads: ", beta 0.1, loss_type ipo"."""
     objective = OBJECTIVES[train["objective"]]
-    given = train.get("loss_type", "sigmoid")
+    loss_type = train.get("loss_type", "sigmoid")
     quiet = {**QUIET, "loss_type": next(iter(objective.losses))}
-    read = objective.reads(given)
-    train = {**train, "loss_type": objective.loss(given)}
+    read = objective.reads(loss_type)
+    train = {**train, "loss_type": objective.loss(loss_type)}
     values = {key: train[key] for key in read if train.get(key) not in (None, quiet.get(key))}
     return "".join(
         f", {key} {value if isinstance(value, str) else format(value, 'g')}" for key, value in values.items()

@@ -155,8 +155,8 @@ def scale_by_muon(
             step = mu / (jnp.sqrt(nu) + eps) * jnp.sqrt(corrections[1]) / corrections[0]
             return step, mu, nu
 
-        made = jax.tree_util.tree_map_with_path(one, updates, state.mu, state.nu)
-        steps, mu, nu = jax.tree.transpose(jax.tree.structure(updates), jax.tree.structure((0,) * 3), made)
+        results = jax.tree_util.tree_map_with_path(one, updates, state.mu, state.nu)
+        steps, mu, nu = jax.tree.transpose(jax.tree.structure(updates), jax.tree.structure((0,) * 3), results)
         return steps, MuonState(count, mu, nu)
 
     return optax.GradientTransformation(init, update)
@@ -178,10 +178,10 @@ def orthogonalized(x: jax.Array, axes: Axes, dtype: DTypeLike) -> tuple[jax.Arra
     whole = _gathered if len(inputs) + len(outputs) > 2 else lambda x: x
     turned = whole(x.astype(dtype)).transpose(order)
     matrix, tall = turned.reshape(sizes), sizes[1] > sizes[2]
-    made = whole(_newton_schulz(matrix.mT if tall else matrix))
-    made = (made.mT if tall else made).reshape(turned.shape)
-    back = made.transpose(sorted(range(x.ndim), key=order.__getitem__))
-    return back.astype(x.dtype) * (RMS * math.sqrt(max(sizes[1:]))), made.ravel()[0]
+    matrices = whole(_newton_schulz(matrix.mT if tall else matrix))
+    matrices = (matrices.mT if tall else matrices).reshape(turned.shape)
+    back = matrices.transpose(sorted(range(x.ndim), key=order.__getitem__))
+    return back.astype(x.dtype) * (RMS * math.sqrt(max(sizes[1:]))), matrices.ravel()[0]
 
 
 def _gathered(x: jax.Array) -> jax.Array:

@@ -114,8 +114,8 @@ class Session:
             learning_rate: makes the recipe's schedule for a number of steps; it begins after continue_from.
         """
         first = self.continue_from
-        made = learning_rate(self.total - first)
-        return (lambda step: made(step - first)) if first else made
+        rates = learning_rate(self.total - first)
+        return (lambda step: rates(step - first)) if first else rates
 
     @property
     def total(self) -> int:

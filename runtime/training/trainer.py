@@ -257,8 +257,12 @@ class Trainer(PeftTrainer):
         self._live, self._step_functions = jax.device_put(step.live, step.shardings), step
         first = self._step_of(self._before) if self._rounds_from else step
         later, earlier = (
-            (each.jit(), each.jit_evaluation(), None if self._recorder is None else each.jit_gradients())
-            for each in (step, first)
+            (
+                variant.jit(),
+                variant.jit_evaluation(),
+                None if self._recorder is None else variant.jit_gradients(),
+            )
+            for variant in (step, first)
         )
 
         def train_step(batch: Batch) -> tuple[jax.Array, jax.Array, Named]:
@@ -308,8 +312,8 @@ class Trainer(PeftTrainer):
             )
         self._iter_steps += self._accumulation
         self._train_steps += 1
-        own = time.perf_counter() - begun - waited
-        self._hosts.log(f"step {self._train_steps}: {own:.3f} s here, {waited:.3f} s waiting for devices")
+        seconds = time.perf_counter() - begun - waited
+        self._hosts.log(f"step {self._train_steps}: {seconds:.3f} s here, {waited:.3f} s waiting for devices")
         if self._recorder is not None:
             self._recorder.after(self._train_steps, losses)
         return Numbers(self._train_steps, losses, norm, tokens, metrics)

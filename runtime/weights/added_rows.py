@@ -26,12 +26,12 @@ BLOCK_ROWS = 4096
 
 def with_vocabulary(config: Mapping[str, Any], rows: int) -> dict[str, Any]:
     """Return a config.json with this vocabulary size in all places that state it."""
-    made = dict(config)
+    changed = dict(config)
     if isinstance(config.get("text_config"), Mapping):
-        made["text_config"] = with_vocabulary(config["text_config"], rows)
-    if "vocab_size" in config or "text_config" not in made:
-        made["vocab_size"] = rows
-    return made
+        changed["text_config"] = with_vocabulary(config["text_config"], rows)
+    if "vocab_size" in config or "text_config" not in changed:
+        changed["vocab_size"] = rows
+    return changed
 
 
 def grown(base: HFCheckpoint, rows: int) -> HFCheckpoint:
@@ -40,19 +40,19 @@ def grown(base: HFCheckpoint, rows: int) -> HFCheckpoint:
     Raises:
         UserError: when it has more rows.
     """
-    own = base.architecture.vocab_size
-    if rows < own:
+    vocabulary = base.architecture.vocab_size
+    if rows < vocabulary:
         raise UserError(
-            f"{base.name}: its embedding has {own} rows, and the recipe was compiled for {rows}",
+            f"{base.name}: its embedding has {vocabulary} rows, and the recipe was compiled for {rows}",
             "give the checkpoint of the recipe's model.id with --model",
         )
     wanted = {*(name for _, name in embeddings(base.family)), *heads_of(base.family)}
-    made: dict[str, Tensor] = {
+    replaced: dict[str, Tensor] = {
         name: Grown(t.file, t.dtype, (rows, *t.shape[1:]), t.start, t.end, t)
         for name, t in base.tensors.items()
-        if name in wanted and t.shape[:1] == (own,)
+        if name in wanted and t.shape[:1] == (vocabulary,)
     }
-    tensors = {**base.tensors, **made}
+    tensors = {**base.tensors, **replaced}
     config = with_vocabulary(base.config, rows)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     headers = {

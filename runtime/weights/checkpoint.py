@@ -106,8 +106,8 @@ class HFCheckpoint:
         if form is not None:
             tensors, config = read_unpacked(store, form, tensors), plain(config)
             for name, header in headers.items():
-                own = {key: tensor for key, tensor in tensors.items() if tensor.file == name}
-                headers[name] = replace(header, tensors=own)
+                in_file = {key: tensor for key, tensor in tensors.items() if tensor.file == name}
+                headers[name] = replace(header, tensors=in_file)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         architecture = _described(store, lambda: family.architecture_of(config, shapes))
         prefix = prefix_of(family, tensors)
@@ -218,8 +218,12 @@ class HFCheckpoint:
     def config_file(self) -> bytes:
         """Return config.json for these tensors: without the description of stored quantization, with their
         number of rows, and with `tie_word_embeddings` as transformers loads them."""
-        own = self.side_file(CONFIG)
-        return own if self.config == json.loads(own) else (json.dumps(self.config, indent=2) + "\n").encode()
+        content = self.side_file(CONFIG)
+        return (
+            content
+            if self.config == json.loads(content)
+            else (json.dumps(self.config, indent=2) + "\n").encode()
+        )
 
     def release(self, name: str, forget: bool = False) -> None:
         """Let the system reclaim the memory of a tensor that was read and is not needed soon.
@@ -331,12 +335,12 @@ def _weight_files(store: Files) -> tuple[list[str], str | None]:
                 f"{store.name}: {', '.join(missing)} missing; {INDEX} names {len(names)} files", AGAIN
             )
         return names, INDEX
-    found = sorted(name for name in store.sizes if "/" not in name and name.endswith(WEIGHT_SUFFIXES))
-    if any(name.endswith(".safetensors") for name in found):
+    weights = sorted(name for name in store.sizes if "/" not in name and name.endswith(WEIGHT_SUFFIXES))
+    if any(name.endswith(".safetensors") for name in weights):
         raise UserError(f"{store.name}: several safetensors files and no {INDEX}", AGAIN)
     raise UserError(
         f"{store.name}: neither {SINGLE} nor {INDEX}"
-        + (f"; {', '.join(found[:3])} is in another format" if found else ""),
+        + (f"; {', '.join(weights[:3])} is in another format" if weights else ""),
         "save the checkpoint as safetensors",
     )
 

@@ -98,12 +98,12 @@ class Files:
 def json_object(content: bytes, path: str, help: str = AGAIN) -> dict[str, Any]:
     """Return the JSON object of a file; raise UserError if it holds none."""
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})", help) from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise UserError(f"{path}: not a JSON object", help)
-    return found
+    return value
 
 
 class RemoteFiles(Files):
@@ -137,19 +137,19 @@ class RemoteFiles(Files):
 
     def _list(self) -> dict[str, int]:
         entries = self._system.ls(self._remote, detail=True)
-        found = {name_of(entry): entry for entry in entries if entry["type"] == "file" and name_of(entry)}
+        files = {name_of(entry): entry for entry in entries if entry["type"] == "file" and name_of(entry)}
         folders = {name_of(entry) for entry in entries if entry["type"] == "directory"}
         for side in folders.intersection(SIDE_FOLDERS):
             for entry in self._system.ls(f"{self._remote}/{side}", detail=True):
                 if entry["type"] == "file" and name_of(entry):
-                    found[f"{side}/{name_of(entry)}"] = entry
+                    files[f"{side}/{name_of(entry)}"] = entry
         # The listing of a file's address is that file.
         itself = self._remote.strip("/")
-        found = {name: entry for name, entry in found.items() if str(entry["name"]).strip("/") != itself}
-        if not found and not folders:
+        files = {name: entry for name, entry in files.items() if str(entry["name"]).strip("/") != itself}
+        if not files and not folders:
             raise FileNotFoundError(self._remote)
         sizes = {}
-        for name, entry in found.items():
+        for name, entry in files.items():
             size = entry.get("size")
             sizes[name] = self._system.size(f"{self._remote}/{name}") if size is None else size
         return sizes

@@ -65,8 +65,8 @@ class Packed(Tensor):
     scales: Tensor
 
     @classmethod
-    def of(cls, codes: Tensor, scales: Tensor, shape: Shape, **own: Any) -> Self:
-        return cls(codes.file, "BF16", shape, codes.start, codes.end, codes, scales, **own)
+    def of(cls, codes: Tensor, scales: Tensor, shape: Shape, **fields: Any) -> Self:
+        return cls(codes.file, "BF16", shape, codes.start, codes.end, codes, scales, **fields)
 
     @property
     def size(self) -> int:
@@ -306,9 +306,9 @@ class Mxfp4(Format):
 
 
 def _check(stem: str, blocks: Stored, scales: Stored) -> None:
-    for name, one in ((stem + BLOCKS, blocks), (stem + SCALES, scales)):
-        if one.dtype != "U8":
-            raise Unpaired(Kind.TYPE, one, f"{name} has type {one.dtype}, expected U8")
+    for name, tensor in ((stem + BLOCKS, blocks), (stem + SCALES, scales)):
+        if tensor.dtype != "U8":
+            raise Unpaired(Kind.TYPE, tensor, f"{name} has type {tensor.dtype}, expected U8")
     if len(blocks.shape) != 4 or blocks.shape[3] != GROUP // 2:
         expected = f"three sizes and {GROUP // 2}"
         text = f"{stem}{BLOCKS} has shape {list(blocks.shape)}, expected {expected}"
@@ -347,7 +347,7 @@ class Experts(Packed):
 
     def _decode(self, view: View, expert: int, low: int, out: np.ndarray) -> None:
         """Decode inputs of an expert, from number `low` on, into the bits of [inputs, out]."""
-        blocks, scales = (self._expert(view, one, expert) for one in self.stored)
+        blocks, scales = (self._expert(view, packed, expert) for packed in self.stored)
         high = low + len(out)
         for group in range(low // GROUP, -(-high // GROUP), STRIPE):
             part = slice(group, group + STRIPE)

@@ -92,8 +92,8 @@ def tensors_of(fields: Mapping[str, Any], file: str, start: int) -> dict[str, Te
     Raises:
         ValueError, TypeError, KeyError, AttributeError: when an entry is not a valid tensor.
     """
-    found = {name: _tensor(file, entry, start) for name, entry in fields.items()}
-    return dict(sorted(found.items(), key=lambda item: (item[1].start, item[1].end)))
+    tensors = {name: _tensor(file, entry, start) for name, entry in fields.items()}
+    return dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
 
 
 def _tensor(file: str, entry: Any, start: int) -> Tensor:

@@ -127,14 +127,14 @@ class HfModel:
         decoder: Any = self.module.model
         decoder.train(training)
         env = torchax.default_env()
-        own = {
+        tensors = {
             name.removeprefix(PREFIX): env.j2t_iso(array)
             for name, array in spread(values).items()
             if name.startswith(PREFIX)
         }
-        given = {**env.j2t_iso(dict(inputs)), "use_cache": False}
+        arguments = {**env.j2t_iso(dict(inputs)), "use_cache": False}
         with self._adapters(bool(trained)), _drawing(decoder, salts), env, torch.no_grad():
-            out = torch.func.functional_call(decoder, own, (), given)
+            out = torch.func.functional_call(decoder, tensors, (), arguments)
             return env.t2j_iso(env.v2t_iso(out.last_hidden_state))
 
     def head(self, arrays: tuple[Arrays, Arrays, jax.Array | None]) -> Head:
@@ -247,8 +247,10 @@ def abstract_model(
     _name_projections(module.model)  # type: ignore[arg-type]
     trained, places = _trained(family, architecture, adapters, lora, specs, mesh, base)
     softcap = getattr(module.config, "final_logit_softcapping", None)
-    made = HfModel if family.tunix else AsItIs
-    return made(module, family, architecture, adapters, trained, base, quantized, computed, places, softcap)
+    model_type = HfModel if family.tunix else AsItIs
+    return model_type(
+        module, family, architecture, adapters, trained, base, quantized, computed, places, softcap
+    )
 
 
 def load_base(model: HfModel, checkpoint: HFCheckpoint) -> Arrays:
@@ -372,12 +374,12 @@ def _module(config: Mapping[str, Any], settings: ModelSettings, attention: str) 
     from peft.utils.integrations import init_empty_weights
 
     text = floats(dict(text_config(config)))
-    made = transformers.AutoConfig.for_model(**text)
+    built = transformers.AutoConfig.for_model(**text)
     if "tie_word_embeddings" in config:
-        made.tie_word_embeddings = config["tie_word_embeddings"]
+        built.tie_word_embeddings = config["tie_word_embeddings"]
     with init_empty_weights(), _quiet():
         module = transformers.AutoModelForCausalLM.from_config(
-            made, dtype=getattr(torch, settings.dtype), attn_implementation=attention
+            built, dtype=getattr(torch, settings.dtype), attn_implementation=attention
         )
     return module.requires_grad_(False)
 
@@ -669,16 +671,16 @@ class OwnHead(Head):
     def logits(self, hidden: jax.Array, weight: jax.Array) -> jax.Array:
         """Return logits float32[B, T, V] from hidden [B, T, D]; the weight is sharded for this product."""
         env = torchax.default_env()
-        own = env.j2t_iso({**self.rest, self.name: weight})
-        given = env.j2t_iso(hidden)
+        tensors = env.j2t_iso({**self.rest, self.name: weight})
+        states = env.j2t_iso(hidden)
 
         def decoded(*_: Any, **__: Any) -> BaseModelOutputWithPast:
-            return BaseModelOutputWithPast(last_hidden_state=given)
+            return BaseModelOutputWithPast(last_hidden_state=states)
 
         decoder: Any = self.module.model
         with mock.patch.object(decoder, "forward", decoded), env, torch.no_grad():
             out = torch.func.functional_call(
-                self.module, own, (), {"inputs_embeds": given, "use_cache": False}
+                self.module, tensors, (), {"inputs_embeds": states, "use_cache": False}
             )
             logits: jax.Array = env.t2j_iso(env.v2t_iso(out.logits))
         return logits.astype(jnp.float32)

@@ -44,9 +44,9 @@ def logits(
         trained = {} if adapters is None else place_trained(model, adapters)
 
         def compute(trained: Arrays, arrays: Arrays, batch: Arrays) -> jax.Array:
-            given = (trained, arrays, None)
-            head = model.head(given)
-            return head.logits(model.hidden(given, *(batch[name] for name in rows)), *head.arrays)
+            parts = (trained, arrays, None)
+            head = model.head(parts)
+            return head.logits(model.hidden(parts, *(batch[name] for name in rows)), *head.arrays)
 
         out = jax.jit(compute)(trained, arrays, shard_rows(dict(rows), mesh))
     return np.asarray(out, np.float32)[rows["segment_ids"] > 0]

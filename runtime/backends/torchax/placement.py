@@ -35,9 +35,9 @@ def tensor_specs(
 
 def tensor_spec(parameter: Parameter, source: Source) -> Spec:
     """Return the sharding of one of the tensors that a parameter is made of."""
-    own = [axis for place, axis in enumerate(parameter.spec) if place not in parameter.stacked]
+    unstacked = [axis for place, axis in enumerate(parameter.spec) if place not in parameter.stacked]
     split: list[str | None] = [None] * len(source.reshape)
-    for axis, place in zip(own, source.transpose, strict=True):
+    for axis, place in zip(unstacked, source.transpose, strict=True):
         split[place] = axis
     used: set[str] = set()
     out: list[str | None] = []

@@ -52,15 +52,17 @@ def tensor_layouts(
         if parameter.path not in arrays:
             continue
         how = arrays[parameter.path]
-        own, whole_blocks = (
+        own_blocks, whole_blocks = (
             [n for axis, n in enumerate(sizes) if axis not in parameter.stacked]
             for sizes in (how.blocks, how.shared)
         )
         for source in parameter.sources:
             spec = specs[source.name]
-            blocks, shared = _blocks(own, source), _blocks(whole_blocks, source)
+            blocks, shared = _blocks(own_blocks, source), _blocks(whole_blocks, source)
             whole = (b == n for b, n in zip(blocks, source.shape, strict=True))
-            scale_spec = tuple(None if one else axis for one, axis in zip(whole, spec, strict=True))
+            scale_spec = tuple(
+                None if undivided else axis for undivided, axis in zip(whole, spec, strict=True)
+            )
             out[source.name] = Layout(kind, source.shape, spec, blocks, scale_spec, shared)
     return out
 
@@ -111,9 +113,11 @@ class QuantizedLinear(torch.nn.Module):
             weight = env.j2t_iso(dequantize(stored, self._dtype))
             return env.t2j_iso(torch.nn.functional.linear(env.j2t_iso(inputs), weight))
 
-        found, codes, scales = env.t2j_iso(env.v2t_iso((inputs, getattr(self, CODES), getattr(self, SCALES))))
+        states, codes, scales = env.t2j_iso(
+            env.v2t_iso((inputs, getattr(self, CODES), getattr(self, SCALES)))
+        )
         stored = qwix.QArray(codes, scales, qtype=self._qtype)
-        out = env.j2t_iso(jax.checkpoint(product)(found, stored))
+        out = env.j2t_iso(jax.checkpoint(product)(states, stored))
         return out if self.bias is None else out + self.bias
 
 
@@ -126,9 +130,9 @@ def replace_linears(module: torch.nn.Module, stored: Mapping[str, qwix.QArray], 
     """
     for name, array in stored.items():
         path, _, _ = name.rpartition(".")
-        parent, _, own = path.rpartition(".")
+        parent, _, attribute = path.rpartition(".")
         linear: Any = module.get_submodule(path)
-        setattr(module.get_submodule(parent), own, QuantizedLinear(linear, array, dtype))
+        setattr(module.get_submodule(parent), attribute, QuantizedLinear(linear, array, dtype))
 
 
 def spread(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -107,15 +107,15 @@ class Step:
     ) -> tuple[tuple[jax.Array, Named], Arrays]:
         """Return the micro-batch's loss with the objective's other numbers, and the gradients in float32."""
         salts = row_salts(self.settings.seed, batch["index"], len(batch["tokens"]))
-        found, gradients = jax.value_and_grad(self._loss, has_aux=True)(trained, base, batch, salts)
-        return found, jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
+        loss, gradients = jax.value_and_grad(self._loss, has_aux=True)(trained, base, batch, salts)
+        return loss, jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
 
     def _loss(
         self, trained: Arrays, base: Arrays, batch: Batch, salts: jax.Array | None
     ) -> tuple[jax.Array, Named]:
         model = trained, base, salts
         asked: Any = (({}, base, None), (jax.lax.stop_gradient(trained), base, salts))
-        reference, still = (functools.partial(_asked, self._model, one) for one in asked)
+        reference, still = (functools.partial(_asked, self._model, values) for values in asked)
         return objective_loss(self.settings, self._model, model, (reference, still), batch)
 
 

@@ -28,12 +28,12 @@ def checkpoints(directory: Path) -> dict[int, Path]:
     """
     if not directory.is_dir():
         return {}
-    found = {}
+    steps = {}
     for folder in directory.iterdir():
         match = re.fullmatch(r"checkpoint-(\d+)", folder.name)
         if match and (folder / LAST).is_file():
-            found[int(match[1])] = folder
-    return dict(sorted(found.items()))
+            steps[int(match[1])] = folder
+    return dict(sorted(steps.items()))
 
 
 def open_run(directory: Path, artifact: Path, resume: bool) -> tuple[int, Path | None]:
@@ -46,22 +46,22 @@ def open_run(directory: Path, artifact: Path, resume: bool) -> tuple[int, Path |
     Raises:
         UserError: the directory holds a run and `resume` is false, or it holds another artifact's run.
     """
-    found = checkpoints(directory)
-    if found and not resume:
+    steps = checkpoints(directory)
+    if steps and not resume:
         raise UserError(
-            f"{directory} already holds checkpoints, the newest of step {max(found)}",
+            f"{directory} already holds checkpoints, the newest of step {max(steps)}",
             "--resume continues that run; for a new one choose another checkpoint.directory, or --output",
         )
     if (
         resume
         and (directory / LOCK).is_file()
-        and check_record(directory, artifact, max(found, default=None))
+        and check_record(directory, artifact, max(steps, default=None))
     ):
         raise UserError(
             f"{directory} holds a run of another length or schedule, and train_trl.py cannot change them",
             "continue it with the artifact that started it, or choose another checkpoint.directory",
         )
-    return (max(found), found[max(found)]) if found else (0, None)
+    return (max(steps), steps[max(steps)]) if steps else (0, None)
 
 
 def data_state(folder: Path) -> dict[str, Any]:
@@ -108,10 +108,10 @@ def evaluations(folder: Path) -> Evaluations:
 
 def farewell(signum: int, directory: Path) -> str:
     """Return the message about a run that a signal ended."""
-    found = checkpoints(directory)
-    if not found:
+    steps = checkpoints(directory)
+    if not steps:
         return f"stopped by {name_of(signum)}; no checkpoint was saved yet"
     return (
-        f"stopped by {name_of(signum)}; kept: the checkpoint of step {max(found)} in {directory}; "
+        f"stopped by {name_of(signum)}; kept: the checkpoint of step {max(steps)} in {directory}; "
         "--resume continues from it"
     )

@@ -53,18 +53,18 @@ def _balanced(
     TRL's fused head computes it with transformers' function. That function learns of padding only from an
     attention mask, which rows of several samples cannot have.
     """
-    found: list[Any] = []
+    losses: list[Any] = []
 
     def asked(**inputs: Any) -> Any:
         with mock.patch.object(modeling_mixtral, BALANCE, partial(_of_real, piece["real"])):
             out = model(**inputs)
-        found.append(out.aux_loss)
+        losses.append(out.aux_loss)
         return out
 
     total, more = loss(asked, own, piece, train)
     if not model.training:
         return total, more
-    auxiliary = found[0] * piece["share"]
+    auxiliary = losses[0] * piece["share"]
     return total + train.router_aux_loss_coef * auxiliary, {**more, "aux_loss": auxiliary.detach()}
 
 
@@ -84,8 +84,8 @@ def _of_real(
 def _log_probs(model: Any, piece: Mapping[str, Any]) -> torch.Tensor:
     """Return float32[B, T - 1]: at t the log-probability of labels[:, t + 1], or 0 if that label is -100."""
     inputs = {name: piece[name] for name in ("input_ids", "position_ids", "labels")}
-    found: torch.Tensor = model(**inputs, use_cache=False, fused_lm_head=True).log_probs
-    return found
+    logps: torch.Tensor = model(**inputs, use_cache=False, fused_lm_head=True).log_probs
+    return logps
 
 
 def _likelihood(log_probs: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tensor:
@@ -140,12 +140,12 @@ def _unpaired(
             torch.distributed.all_reduce(distance)
         kl = (distance[0] / distance[1].clamp(min=1)).clamp(min=0)
     sides, weights = piece["desirable"].sign(), piece["pair_weights"]
-    each = unpaired_losses(torch.sigmoid, gains, sides, kl, train)
-    total = (torch.where(weights > 0, each, 0.0) * weights).sum()
+    losses = unpaired_losses(torch.sigmoid, gains, sides, kl, train)
+    total = (torch.where(weights > 0, losses, 0.0) * weights).sum()
     rewards = train.beta * gains.detach() * piece["desirable"].abs()
     chosen, rejected = (torch.where(sides == side, rewards, 0.0).sum() for side in (1, -1))
-    found = {"kl": kl * piece["share"], "rewards_chosen": chosen, "rewards_rejected": rejected}
-    return total, found | {"rewards_margin": chosen - rejected}
+    metrics = {"kl": kl * piece["share"], "rewards_chosen": chosen, "rewards_rejected": rejected}
+    return total, metrics | {"rewards_margin": chosen - rejected}
 
 
 def _summed(log_probs: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tensor:

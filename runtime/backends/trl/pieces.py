@@ -122,30 +122,30 @@ class Pieces:
 
     def _cut(self, rows: Batch, piece: int) -> Batch:
         start = (piece * self._processes + self._process) * self._rows
-        own = {name: array[start : start + self._rows] for name, array in rows.items()}
-        answers = labels(own["tokens"], own["segment_ids"], own["loss_mask"]) != -100
+        local = {name: array[start : start + self._rows] for name, array in rows.items()}
+        answers = labels(local["tokens"], local["segment_ids"], local["loss_mask"]) != -100
         cut = {
-            "input_ids": own["tokens"].astype(np.int64),
-            "position_ids": own["positions"].astype(np.int64),
-            "labels": labels(own["tokens"], own["segment_ids"], own["scored"]),
-            "real": own["segment_ids"] > 0,
+            "input_ids": local["tokens"].astype(np.int64),
+            "position_ids": local["positions"].astype(np.int64),
+            "labels": labels(local["tokens"], local["segment_ids"], local["scored"]),
+            "real": local["segment_ids"] > 0,
             "share": np.asarray(1 / (self.per_step * self._processes), np.float32),
-            "tokens": np.asarray(np.count_nonzero(own["segment_ids"])),
+            "tokens": np.asarray(np.count_nonzero(local["segment_ids"])),
             "targets": np.asarray(np.count_nonzero(answers)),
         }
         objective = OBJECTIVES[self._train.objective]
         if not objective.format:
-            return cut | {"weights": own["weights"]}
-        cut["pair_weights"] = own["pair_weights"]
+            return cut | {"weights": local["weights"]}
+        cut["pair_weights"] = local["pair_weights"]
         if not objective.pairs:
-            return cut | {"desirable": own["desirable"]} | _others(own)
+            return cut | {"desirable": local["desirable"]} | _others(local)
         cut["answers"] = answers
-        return cut | {"weights": own["weights"]} if objective.likelihood else cut
+        return cut | {"weights": local["weights"]} if objective.likelihood else cut
 
 
-def _others(own: Batch) -> Batch:
+def _others(piece: Batch) -> Batch:
     """Return a piece's prompts with other rows' answers, which `mismatched` made; {} if there are none."""
-    rows = {name.removeprefix(OTHER): array for name, array in own.items() if name.startswith(OTHER)}
+    rows = {name.removeprefix(OTHER): array for name, array in piece.items() if name.startswith(OTHER)}
     if not rows:
         return {}
     return {
@@ -160,8 +160,8 @@ def _weighed_each(batches: Sequence[Batch], train: TrainSettings) -> list[Batch]
     return [_weighed(batch, len(batches), train) for batch in batches]
 
 
-def _concatenated(made: Sequence[Batch]) -> Batch:
-    return {name: np.concatenate([one[name] for one in made]) for name in made[0]}
+def _concatenated(batches: Sequence[Batch]) -> Batch:
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
 def _weighed(batch: Batch, of: int, train: TrainSettings) -> Batch:

@@ -213,7 +213,7 @@ def _run(job: _Job) -> int:
         Training(
             start=start,
             optimizer=optimizer,
-            schedule=lambda made: schedule(made, total),
+            schedule=lambda torch_optimizer: schedule(torch_optimizer, total),
             parameters=lambda whole: trained_parameters(
                 whole, base, lora, job.settings.model.trainable_modules
             ),

@@ -121,7 +121,7 @@ class RecipeTrainer(SFTTrainer):
         self._norm = 0.0
         self.first_values: dict[str, np.ndarray] | None = None
         self.first_gradients: dict[str, np.ndarray] | None = None
-        own = {name: p.data for name, p in model.named_parameters() if p.requires_grad}
+        parameters = {name: p.data for name, p in model.named_parameters() if p.requires_grad}
         accumulation = args.gradient_accumulation_steps
         # At least one step's numbers, even if nothing is left to do, because TRL looks at the first row.
         numbers = range(start * accumulation, max(args.max_steps, start + 1) * accumulation)
@@ -142,9 +142,9 @@ class RecipeTrainer(SFTTrainer):
         # With this, the Trainer divides each piece's loss only by the number of pieces.
         self.model_accepts_loss_kwargs = False
         for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad and parameter.dtype != own[name].dtype:
+            if parameter.requires_grad and parameter.dtype != parameters[name].dtype:
                 # TRL casts the adapters of a quantized base to bfloat16. Cast back, they would stay rounded.
-                parameter.data = own[name]
+                parameter.data = parameters[name]
 
     def _placed(self, reference: Any) -> Any:
         """Prepare a frozen model, with TRL's head, on this process's device."""
@@ -226,19 +226,19 @@ class RecipeTrainer(SFTTrainer):
         model = self.model_wrapped
         model.eval()
         with torch.no_grad():
-            own = [
+            losses_here = [
                 float(self.compute_loss(model, self._prepare_inputs(_tensors(piece))))
                 for piece in self._held_out
             ]
         model.train()
         # The pieces' losses sum up to the loss, but `eval_losses` takes a mean.
-        losses = eval_losses([loss * len(own) for loss in self._total(own)], self._parts)
-        step, found = self.state.global_step, {"eval_loss": losses["loss"]}
+        losses = eval_losses([loss * len(losses_here) for loss in self._total(losses_here)], self._parts)
+        step, metrics = self.state.global_step, {"eval_loss": losses["loss"]}
         self._around.evaluated(step, losses)
         if self._counts(step):
-            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
             self.control.should_save |= self.control.should_training_stop
-        return found
+        return metrics
 
     def _counts(self, step: int) -> bool:
         """Return whether an evaluation counts for early stopping: an uninterrupted run would make it too."""

@@ -103,11 +103,11 @@ def trainable_model(
         if hasattr(module, "support_avx512bf16_for_cpu"):
             # Evaluation on a CPU would pack the weights for bfloat16 products, which have no gradient.
             module.support_avx512bf16_for_cpu = False
-    made = attach(loaded, base, model, lora)
-    set_adapters(made, base, values)
+    attached = attach(loaded, base, model, lora)
+    set_adapters(attached, base, values)
     if initial is not None:
-        set_base(made, base, initial, residual(base, lora, initial))
-    return made
+        set_base(attached, base, initial, residual(base, lora, initial))
+    return attached
 
 
 def reference_model(base: HFCheckpoint, settings: TrlSettings) -> Any:

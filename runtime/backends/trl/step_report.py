@@ -94,8 +94,8 @@ class BackendReport:
         if step == self._start + 1 or step % self._every == 0 or step == self._until:
             left = ""
             if step > self._start + 1 and step < self._until:
-                each = self._seconds / (step - self._start - 1)
-                left = f", {duration(each * (self._until - step))} left"
+                step_seconds = self._seconds / (step - self._start - 1)
+                left = f", {duration(step_seconds * (self._until - step))} left"
             rates = f"lr {rate:.2e}, {tokens / seconds:.0f} tokens/s"
             self.say(f"step {step}/{self._until}: loss {loss:.4f}, {rates}{left}")
 
