@@ -384,6 +384,14 @@ def test_processes_that_tokenize_start_without_jax() -> None:
     assert at_once("runtime.data.workers").isdisjoint({"jax", "flax", "tunix", "qwix", "orbax", "grain"})
 
 
+def test_backends_and_merges_import_no_package_that_their_requirements_lack() -> None:
+    """Check what scripts import at their start: TRL's packages do not include jax, and train.py's no torch."""
+    jax = {"jax", "flax", "optax", "orbax", "tunix", "qwix"}
+    assert all(at_once(module).isdisjoint(jax) for module in those("runtime.backends.trl"))
+    scripts = ("runtime.training.train", "runtime.merging.merge", "runtime.probe.probe")
+    assert all(at_once(script).isdisjoint({"torch", "torchax", "peft", "trl"}) for script in scripts)
+
+
 def test_listed_exceptions_import_an_optional_package() -> None:
     for part in ELSEWHERE:
         needed = {name for module in those(part) for name in at_once(module) if name not in MODULES}

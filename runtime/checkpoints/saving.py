@@ -40,6 +40,7 @@ import optax
 import orbax.checkpoint as ocp
 from etils import epath
 from flax import nnx
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tunix.sft.checkpoint_manager import CheckpointManager
 
@@ -487,8 +488,6 @@ def _states(model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool) -> dic
 
 def _on_all_processes(steps: set[int]) -> set[int]:
     """Return the steps that all processes have; each process has at most KEEP."""
-    from jax.experimental import multihost_utils
-
     if jax.process_count() == 1:
         return steps
     here = np.full(KEEP, -1, np.int64)

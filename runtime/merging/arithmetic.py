@@ -8,6 +8,7 @@ times, at a third of the speed.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
@@ -121,6 +122,17 @@ def _largest_bits(dtype: np.dtype) -> np.ndarray | None:
     except ValueError:
         return None
     return np.asarray(largest, dtype).view(f"i{dtype.itemsize}")
+
+
+def use_host_only() -> None:
+    """Let jax use the CPU alone, unless JAX_PLATFORMS says otherwise: no TPU is occupied or needed.
+
+    Call this before jax is asked for devices.
+    """
+    import jax
+
+    if "JAX_PLATFORMS" not in os.environ:
+        jax.config.update("jax_platforms", "cpu")
 
 
 @functools.cache

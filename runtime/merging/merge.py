@@ -8,7 +8,6 @@ command continues it after the last complete file.
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from ..peft.names import refuse_rows
 from ..progress import readable_size
 from ..settings import ModelSettings
 from ..weights.locate import open_base
+from .arithmetic import use_host_only
 from .job import MergeJob, MergeSettings, adapter_bytes, identity, merge, needed, output_folder
 from .plan import plan_merge
 from .quantization import FORMATS
@@ -143,7 +143,7 @@ def run(
     demand_whole(artifact)
     if not arguments.verify:
         # Adapters are read on the host: the TPU is neither occupied nor needed.
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        use_host_only()
     trained = arguments.checkpoint or under(arguments.output, checkpoint)
     target = under(arguments.output, output)
     check_uploads(target, trained)  # the result of the merge is also noted next to the run's checkpoints

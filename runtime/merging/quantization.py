@@ -15,8 +15,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax import lax
 
 from ..model.families.base import LAYERS
 from ..weights.checkpoint import HFCheckpoint
@@ -69,8 +72,6 @@ class Quantization:
         Returns:
             The bytes of `outputs`: one quantized block for each block, then the scales of all rows.
         """
-        import jax
-
         largest_of, divided = _kernels(self.name)
         scales = []
         for block in blocks:
@@ -127,9 +128,6 @@ FORMATS = {
 @functools.cache
 def _kernels(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return two functions: the largest absolute value of each row, and rows / scales, rounded."""
-    import jax
-    import jax.numpy as jnp
-    from jax import lax
 
     def largest_of(rows: Any) -> Any:
         return jnp.max(jnp.abs(rows), axis=1, keepdims=True, initial=0)
@@ -154,9 +152,6 @@ def _fp8_bits(values: Any) -> Any:
     bias 7 and three mantissa bits: float32's bits without the lower 20, rebiased. Below 2^-6 the step is
     2^-9, which is float32's own step at 2^14: adding 2^14 rounds to it.
     """
-    import jax.numpy as jnp
-    from jax import lax
-
     bits = lax.bitcast_convert_type(values, jnp.uint32)
     absolute = bits & 0x7FFFFFFF
     normal = ((absolute + 0x7FFFF + ((absolute >> 20) & 1)) >> 20) - ((127 - 7) << 3)

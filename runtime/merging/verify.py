@@ -20,7 +20,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
+from flax import nnx
 
 from ..checkpoints.trained_weights import TrainedAdapters, TrainedWeights
 from ..errors import UserError
@@ -214,8 +216,6 @@ def compare(
     mesh: Mesh,
 ) -> LogitDifferences:
     """Run the models one after the other, so that only one is in memory at a time."""
-    import jax
-
     settings = replace(model, dtype="float32", attention="dot", remat="none")
     lora = None
     if isinstance(trained, TrainedAdapters):
@@ -296,8 +296,6 @@ def token_rows(vocabulary: int, multiple: int) -> dict[str, np.ndarray]:
 
 def logits(built: Built, rows: Mapping[str, np.ndarray], mesh: Mesh) -> np.ndarray:
     """Return float32 logits of all tokens except padding: [tokens, vocabulary]."""
-    from flax import nnx
-
     structure, state = nnx.split(built.model)
     with mesh:
         out = _logits()(built.forward, Structure(structure), state, **shard_rows(dict(rows), mesh))
@@ -310,8 +308,6 @@ def _logits() -> Callable[..., Any]:
 
     nnx.jit would return the whole model, which is a second copy of it.
     """
-    import jax
-    from flax import nnx
 
     @functools.partial(jax.jit, static_argnums=(0, 1))
     def logits(
@@ -334,9 +330,6 @@ class Structure:
 
 def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:
     """Give a model all trained adapters, in its own dtype and sharding."""
-    import jax
-    from flax import nnx
-
     variables = {
         path: parameter
         for path, parameter in variables_of(built.model).items()

@@ -9,12 +9,14 @@ recipe. There is no optimizer state and no data position: the step's metadata ho
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
 
 from ..checkpoints.first_adapters import write_initial
 from ..checkpoints.record import LOCK, read_record, write_record
@@ -23,6 +25,7 @@ from ..checkpoints.saving import Preserved, cause, manager
 from ..checkpoints.steps import ITEM, absolute, step_folders
 from ..checkpoints.trained_weights import recorded_lora
 from ..errors import UserError
+from ..merging.arithmetic import use_host_only
 from ..model.adapters import TOKEN_ROWS, LoraSettings, Matrices, build_adapters
 from ..model.initial import halved
 from ..model.initial import plain as exported
@@ -49,8 +52,7 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
     Raises:
         UserError: when the adapter is not one that the recipe trains, or cannot be read or written.
     """
-    # This comes before the first import of jax: an import must not occupy an accelerator, nor need one.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    use_host_only()
     target = absolute(directory)
     steps = step_folders(target)
     if steps:
@@ -96,10 +98,6 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
 
 def _save(directory: str, arrays: Mapping[str, np.ndarray], origin: Mapping[str, Any]) -> None:
     """Save adapters, by their paths in the model, as step 0."""
-    import jax
-    import orbax.checkpoint as ocp
-    from flax import nnx
-
     leaves = {
         tuple(int(part) if part.isdigit() else part for part in path.split(".")): nnx.LoRAParam(
             jax.numpy.asarray(array)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
 from ..merging.verify import logits as logits_of
@@ -236,8 +237,6 @@ def arrays(tree: Any) -> dict[str, np.ndarray]:
 def fetch(array: jax.Array) -> np.ndarray:
     """Return a whole array in float32, whichever processes hold it."""
     if not array.is_fully_addressable and not array.is_fully_replicated:
-        from jax.experimental.multihost_utils import process_allgather
-
         array = process_allgather(array, tiled=True)
     return np.asarray(array, np.float32)
 

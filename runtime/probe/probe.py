@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from ..addresses import folder
 from ..artifact import demand_whole
 from ..errors import UserError, guarded, say
@@ -241,8 +243,6 @@ def _numbers(report: Report, probed: Probed, mesh: Mesh, work: Path) -> tuple[An
 
 
 def _time(report: Report, probed: Probed, mesh: Mesh) -> None:
-    import jax
-
     depths: list[Depth] = []
     if probed.settings.model.dtype == "float32":
         jax.config.update("jax_default_matmul_precision", "highest")  # as in a run of train.py

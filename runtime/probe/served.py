@@ -14,6 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from ..clients.answers import ServedModel, first_difference
 from ..clients.client import Client
 from ..errors import UserError
@@ -39,9 +42,8 @@ def keep(folder: Path, model: ModelSettings, digest: str) -> None:
         folder: the merged miniature's folder.
         digest: digest of the recipe.
     """
-
-    import jax
-    import numpy as np
+import jax
+import numpy as np
 
     base, mesh = HFCheckpoint.open(folder), reference_mesh({"fsdp": 1, "tp": 1})
     vocabulary, random = base.architecture.vocab_size, np.random.default_rng(1)

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPException
 
+import jax
+
 from ..checkpoints.steps import saved_steps
 from ..errors import UserError, guarded, say
 from ..hosts.group import ProcessGroup, together
@@ -29,8 +31,6 @@ from ..interrupts import Interrupted, Interrupts, name_of
 @contextmanager
 def out_of_memory() -> Iterator[None]:
     """Turn an out-of-memory error of the devices in this context into an error that says what to do."""
-    import jax
-
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

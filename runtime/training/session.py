@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
+from etils import epath
+
 from ..addresses import check_uploads
 from ..artifact import demand_whole
 from ..cache import cache_directory, keep_compiled
@@ -263,8 +266,6 @@ def begin(
     quiet()
     keep_compiled(caches)
 
-    import jax
-
     mesh = start_mesh(settings.mesh, hosts.count)
     if jax.process_index() != hosts.number:
         raise UserError(
@@ -367,8 +368,6 @@ FINISHED = (
 def check_directory(directory: str, artifact: Path, resume: bool) -> Longer | None:
     """Raise an error where two runs would mix in one checkpoint directory; return how a run's length or
     schedule changes."""
-    from etils import epath
-
     steps = step_folders(directory)
     if steps and not resume:
         raise UserError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import jax
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -131,6 +132,27 @@ def test_shards_respect_max_shard_size_and_keep_tensors(
     for file in out.files:
         with safe_open(out.directory / file, "numpy") as reference:
             assert reference.metadata() == {"format": "pt"}
+
+
+@pytest.mark.parametrize(("environment", "platforms"), [(None, "cpu"), ("tpu", None)])
+def test_a_merge_occupies_no_tpu(
+    base: HFCheckpoint,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: str | None,
+    platforms: str | None,
+) -> None:
+    before = jax.config.jax_platforms
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("JAX_PLATFORMS", environment)
+    try:
+        jax.config.update("jax_platforms", None)
+        assert run_merge(base, trained, tmp_path, "--dry-run") == 0
+        assert jax.config.jax_platforms == platforms
+    finally:
+        jax.config.update("jax_platforms", before)
 
 
 def test_a_dry_run_writes_nothing(

@@ -35,6 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import torchax
+import transformers
 from jax import ad_checkpoint
 from jax.sharding import Mesh
 from torchax.ops.mappings import t2j_dtype
@@ -370,7 +371,6 @@ def _module(config: Mapping[str, Any], settings: ModelSettings, attention: str) 
     Args:
         attention: transformers' attn_implementation.
     """
-    import transformers
     from peft.utils.integrations import init_empty_weights
 
     text = floats(dict(text_config(config)))

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...checkpoints.record import read_record
 from ...checkpoints.trained_weights import recorded_lora
 from ...data.batches import TrainingData
@@ -111,8 +113,6 @@ def _run(
     learning_rate: Callable[[int], Callable[[int], Any]],
     optimizer: Callable[[Any], optax.GradientTransformation],
 ) -> int:
-    import numpy as np
-
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
     settings = replace(settings, lora=session.kept(settings.lora))
     lora, to = settings.lora, session.arguments.trace
@@ -185,8 +185,6 @@ def _saved(
     Args:
         initial: the adapters' initial values, if these are a part of the base's weights.
     """
-    import numpy as np
-
     lora, base, output = settings.lora, session.base, session.arguments.output
     values = _named({name: np.asarray(array) for name, array in trained.items()}, base, lora)
     if lora is None:

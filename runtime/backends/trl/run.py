@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from accelerate import PartialState
 
 from ...artifact import demand_whole
 from ...cache import cache_directory
@@ -44,10 +47,6 @@ from .pieces import Pieces
 from .sft_trainer import RecipeTrainer, Surroundings, Training, arrays
 from .start import TrlSettings, reference_model, settings_of, trainable_model
 from .step_report import BackendReport
-
-if TYPE_CHECKING:
-    from accelerate import PartialState
-
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
 """The packages whose versions a trace records."""
@@ -145,9 +144,6 @@ def _run(job: _Job) -> int:
         check_writable(arguments.trace)
     start, folder = open_run(job.directory, job.artifact, arguments.resume)
     _quiet()
-
-    import torch
-    from accelerate import PartialState
 
     cpu = os.environ.get("ACCELERATE_USE_CPU") == "true" or not torch.accelerator.is_available()
     place = PartialState(cpu=cpu)
@@ -353,8 +349,6 @@ def _write(
 
 def _devices(place: PartialState) -> dict[str, Any]:
     """Return the training devices in the form of `runtime.metrics.run_facts`."""
-    import torch
-
     cuda = place.device.type == "cuda"
     about = torch.cuda.get_device_properties(place.device) if cuda else None
     return {
@@ -368,8 +362,6 @@ def _devices(place: PartialState) -> dict[str, Any]:
 
 def peak_memory() -> int:
     """Return the peak memory in bytes: of this process's GPU, or of the process if there is no GPU."""
-    import torch
-
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     # Linux reports the resident set in KiB.

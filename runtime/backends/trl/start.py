@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from trl import SFTConfig
+
 from ...errors import UserError
 from ...model.adapters import LoraSettings
 from ...peft.exporting import module_prefix
@@ -41,8 +44,6 @@ def settings_of(settings: TrlSettings, directory: Path, accumulation: int, until
         until: the optimizer step to stop after.
         cpu: whether to run on the CPU, with the backend gloo.
     """
-    from trl import SFTConfig
-
     model, norm = settings.model, settings.max_grad_norm
 
     return SFTConfig(
@@ -123,7 +124,6 @@ def reference_model(base: HFCheckpoint, settings: TrlSettings) -> Any:
 
 def _nf4(base: HFCheckpoint, model: ModelSettings) -> Any:
     """Return bitsandbytes' nf4 for the weights that train.py quantizes: blocks of 64, single quantization."""
-    import torch
     from transformers import BitsAndBytesConfig
 
     prefix = module_prefix(base)
