@@ -385,7 +385,7 @@ def test_processes_that_tokenize_start_without_jax() -> None:
 
 
 def test_backends_and_merges_import_no_package_that_their_requirements_lack() -> None:
-    """Check what scripts import at their start: TRL's packages do not include jax, and train.py's no torch."""
+    """Check what scripts import at their start: TRL's packages do not include jax, nor train.py's torch."""
     jax = {"jax", "flax", "optax", "orbax", "tunix", "qwix"}
     assert all(at_once(module).isdisjoint(jax) for module in those("runtime.backends.trl"))
     scripts = ("runtime.training.train", "runtime.merging.merge", "runtime.probe.probe")
