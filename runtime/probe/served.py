@@ -42,9 +42,6 @@ def keep(folder: Path, model: ModelSettings, digest: str) -> None:
         folder: the merged miniature's folder.
         digest: digest of the recipe.
     """
-import jax
-import numpy as np
-
     base, mesh = HFCheckpoint.open(folder), reference_mesh({"fsdp": 1, "tp": 1})
     vocabulary, random = base.architecture.vocab_size, np.random.default_rng(1)
     _write_tokenizer(folder, vocabulary)
