@@ -29,11 +29,15 @@ from recipec.compiler.artifacts.artifact import (
 )
 from recipec.compiler.artifacts.runtime import PAGE, modules
 from recipec.compiler.artifacts.whole import complete
+from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lower import lower
+from recipec.compiler.lowering.backend import others
 from recipec.compiler.lowering.sources import IMPORTABLE, escapes, leads_out
 from recipec.compiler.writing import demand_writable, replacing
 from recipec.runtime.artifact import LIST
 from recipec.runtime.progress import Progress
+from recipec.spec.load import load
 
 GZIP = b"\x1f\x8b"
 """The first bytes of an archive."""
@@ -135,11 +139,6 @@ def _find_recipe(name: str, out_dir: Path) -> Path | None:
 
 def _refuse_stale(folder: Path, recipe: Path) -> None:
     """Refuse an artifact that differs from what its recipe gives now."""
-    from recipec.compiler.emitters.emit import emit
-    from recipec.compiler.lower import lower
-    from recipec.compiler.lowering.backend import others
-    from recipec.spec.load import load
-
     program = lower(load(recipe)).program
     if program is None:
         raise ArtifactError(f"{recipe} has errors", f"see them with: recipe check {recipe}")

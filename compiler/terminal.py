@@ -20,6 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
+from recipec.runtime import progress
+from recipec.runtime.progress import Progress
+from recipec.spec.diagnostics import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -82,8 +86,6 @@ def on_ctrl_c(kept: str | Callable[[], str] | None) -> None:
 
 def say(text: str) -> None:
     """Print to stderr what the user has to read, even with --quiet."""
-    from recipec.spec.diagnostics import printable
-
     print(printable(text), file=sys.stderr)
 
 
@@ -102,8 +104,6 @@ def tell(text: str) -> None:
 def result(text: str, end: str = "\n") -> None:
     """Print a requested result to stdout, without characters that could control a terminal: recipes and file
     names may contain any character."""
-    from recipec.spec.diagnostics import printable
-
     print(printable(text), end=end)
 
 
@@ -175,8 +175,6 @@ def console(stream: Any = None, width: int | None = None) -> Console:
 
 
 def _begin() -> None:
-    from recipec.runtime import progress
-
     manner.__init__()  # type: ignore[misc]
     manner.started = time.monotonic()
     progress.silent = False
@@ -222,8 +220,6 @@ def _flags() -> list[Any]:
 def _quiet(given: bool) -> None:
     if not given:
         return
-    from recipec.runtime import progress
-
     _refuse_both(manner.verbose)
     manner.quiet = True
     progress.silent = True
@@ -248,8 +244,6 @@ class _Stderr(logging.Handler):
     """Print log lines with the time since the start. A closed terminal does not stop the command."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        from recipec.spec.diagnostics import printable
-
         passed = time.monotonic() - manner.started
         for line in record.getMessage().splitlines():
             print(f"{passed:8.2f} s  {record.name}: {printable(line)}", file=sys.stderr)
@@ -266,8 +260,6 @@ def _unlog() -> None:
 
 def each(label: str, items: Sequence[Item]) -> Iterator[Item]:
     """Yield the items; each counts as done when the next one is requested."""
-    from recipec.runtime.progress import Progress
-
     with Progress(label, len(items)) as progress:
         for item in items:
             yield item

@@ -20,6 +20,7 @@ from recipec.port.source import MISSING, Source, Sources
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import printable
 from recipec.spec.paths import split
+from recipec.spec.structure import field_at
 
 MEANINGS = {
     Verdict.EXACT: "the run is the same",
@@ -102,8 +103,6 @@ def _changes(row: Row, ledger: Ledger) -> bool:
 
 def _usual(path: str) -> Any:
     """Return the recipe's own default for a path, or MISSING if there is none."""
-    from recipec.spec.structure import field_at
-
     found = field_at(split(path))
     if found is None or found.is_required():
         return MISSING

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recipec.spec.diagnostics import printable
+from recipec.spec.language import Recipe
 from recipec.spec.language.base import Section
 from recipec.spec.paths import split
 from recipec.spec.recipe_text import LINE, block
@@ -44,8 +45,6 @@ Tree = dict[str, Any]
 
 def recipe_text(lines: Mapping[str, Line], header: Sequence[str]) -> str:
     """Return the recipe's text."""
-    from recipec.spec.language import Recipe
-
     tree = _unrepeated(_ordered(_tree(lines), Recipe), set())
     out = [HEAD, *(line for paragraph in header for line in _comment(paragraph, 0))]
     for number, (key, node) in enumerate(tree.items()):

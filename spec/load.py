@@ -13,9 +13,10 @@ from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span, has_errors, in_order
 from recipec.spec.document import E0009
 from recipec.spec.language.base import E0110
+from recipec.spec.paths import join
 from recipec.spec.sources import Origin, Sources, locate
 from recipec.spec.tree import Mapping, Scalar, merge, plain, walk
-from recipec.spec.validate import E0102
+from recipec.spec.validate import E0102, validate
 
 if TYPE_CHECKING:
     from recipec.spec.language import Recipe
@@ -114,9 +115,6 @@ def _validated(raw: dict[str, Any], root: Mapping, sources: Sources, earlier: li
         earlier: earlier diagnostics. No value is reported twice, and missing keys of an incomplete tree are
             not reported.
     """
-    from recipec.spec.paths import join
-    from recipec.spec.validate import validate
-
     verdict = validate(raw)
     incomplete = _incomplete(earlier)
     reported = {d.path for d in earlier if d.path}

@@ -11,6 +11,7 @@ import functools
 import json
 from typing import Any
 
+from recipec.spec.language import Recipe
 from recipec.spec.language.base import UNCOMPILED
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -18,8 +19,6 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def json_schema() -> dict[str, Any]:
     """Return the schema, as a plain dict in a fixed order."""
-    from recipec.spec.language import Recipe
-
     made = Recipe.model_json_schema()
     sections = made["$defs"]
     needed = {name: _section(made["properties"][name], sections) for name in made.pop("required")}

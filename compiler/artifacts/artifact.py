@@ -35,6 +35,7 @@ from recipec.compiler.json_value import json_value
 from recipec.compiler.wording import listing, plural
 from recipec.compiler.writing import cannot_be_written, clear
 from recipec.runtime.artifact import LIST
+from recipec.spec.schema import text
 
 LOCK = "recipe.lock.json"
 LOCK_VERSION = 1
@@ -74,8 +75,6 @@ Part = tuple[Files, Mapping[str, str]]
 @functools.cache
 def schema_file() -> bytes:
     """Return the content of recipe.schema.json."""
-    from recipec.spec.schema import text
-
     return text().encode()
 
 

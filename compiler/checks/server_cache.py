@@ -11,6 +11,8 @@ from recipec.compiler.checks.server_flags import E0625
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.roofline.server import none_fits, server_of, too_many
+from recipec.compiler.roofline.server_memory import decode_block
 from recipec.compiler.vllm import blocks
 from recipec.compiler.vllm import flags as vllm
 from recipec.compiler.vllm.lengths import longest_request
@@ -89,8 +91,6 @@ def _room(facts: Facts, serve: Serve, needed: int, place: str) -> str:
 def _planned(facts: Facts, serve: Serve) -> Server | Diagnostic | None:
     """Plan one replica of the server; return a diagnostic if it cannot be planned, and None if another check
     says why."""
-    from recipec.compiler.roofline.server import server_of
-
     model, accelerator = facts.model, facts.serve_accelerator
     if model is None or accelerator is None or accelerator.hbm_gib is None:
         return None
@@ -133,8 +133,6 @@ E0634 = Code(
 
 
 def _cache(server: Server, serve: Serve) -> Iterator[Diagnostic]:
-    from recipec.compiler.roofline.server import none_fits, too_many
-
     if any(vllm.dashed(str(name)) in SIZED_BY_HAND for name in serve.extra_args):
         return
     more = "a larger tensor_parallel_size, or a larger accelerator"
@@ -162,8 +160,6 @@ N0607 = Code(
 def _heads(facts: Facts, server: Server, serve: Serve) -> Iterator[Diagnostic]:
     """Note where fewer devices per replica would save memory, because devices store copies or padding of
     key/value heads."""
-    from recipec.compiler.roofline.server import server_of
-
     tp, assumed = serve.tensor_parallel_size, server.caches
     short = [kind for kind in assumed if kind.heads < tp]
     if not short or facts.model is None:
@@ -263,8 +259,6 @@ W0637 = Code(
 
 def _blocks(server: Server, serve: Serve) -> Iterator[Diagnostic]:
     """Recommend decode blocks where they save reads, and report them where they have no effect."""
-    from recipec.compiler.roofline.server_memory import decode_block
-
     windowed = [kind for kind in server.caches if kind.window and kind.head_dim != blocks.SMALL_HEAD]
     sizes = blocks.decode_blocks(serve)
     if sizes is not None:

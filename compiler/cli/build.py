@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recipec.compiler.checks.backends import diagnosed
 from recipec.compiler.cli.base import (
     FAILED,
     Output,
@@ -110,6 +109,7 @@ def build(
     from recipec.compiler.artifacts import artifact
     from recipec.compiler.artifacts.runtime import wheel_file
     from recipec.compiler.artifacts.whole import interrupted
+    from recipec.compiler.checks.backends import diagnosed
     from recipec.compiler.emitters import notebook as notebooks
     from recipec.spec.diagnostics import in_order
     from recipec.spec.load import locate

@@ -8,9 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recipec.compiler.deployment.served_artifact import open_artifact
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.terminal import note
 from recipec.compiler.vllm.bench_flags import bench_flags
+from recipec.runtime.clients import bench as benching
+from recipec.runtime.clients.bench_runner import Processes
 
 if TYPE_CHECKING:
     from recipec.compiler.deployment.served_artifact import ServedArtifact
@@ -33,10 +36,6 @@ def bench(
     Raises:
         ArtifactError: when there is no server to measure.
     """
-    from recipec.compiler.deployment.served_artifact import open_artifact
-    from recipec.runtime.clients import bench as benching
-    from recipec.runtime.clients.bench_runner import Processes
-
     opened = open_artifact(artifact)
     for line in opened.notes:
         note(f"note: {line}")

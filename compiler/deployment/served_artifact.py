@@ -16,8 +16,12 @@ from recipec.compiler.artifacts.artifact import (
     is_current,
     locked_files,
 )
+from recipec.compiler.artifacts.whole import complete
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering import hardware
 from recipec.compiler.lowering.recorded import from_record
+from recipec.compiler.vllm.container import container
+from recipec.spec.language import Recipe
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.hardware import Accelerator
@@ -57,9 +61,6 @@ def open_artifact(folder: Path) -> ServedArtifact:
         ArtifactError: when the folder is missing, is not an artifact, was built by another version, or its
             recipe has no serve section.
     """
-    from recipec.compiler.artifacts.whole import complete
-    from recipec.compiler.vllm.container import container
-
     complete(folder.parent)
     lock = _read_lock(folder)
     recipe = _recipe(folder, lock)
@@ -110,8 +111,6 @@ def _read_lock(folder: Path) -> Mapping[str, Any]:
 def _recipe(folder: Path, lock: Mapping[str, Any]) -> Recipe:
     from pydantic import ValidationError
 
-    from recipec.spec.language import Recipe
-
     try:
         return Recipe.model_validate(from_record(lock.get("recipe")))
     except ValidationError as errors:
@@ -131,8 +130,6 @@ def _family(folder: Path, lock: Mapping[str, Any]) -> str:
 
 
 def _accelerator(folder: Path, name: str) -> Accelerator:
-    from recipec.compiler.lowering import hardware
-
     try:
         return hardware.from_text(name)
     except hardware.UnknownAccelerator as error:

@@ -15,12 +15,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.deployment.verify_reference import Reference, ReferenceTokenizer, ServedTypes
+from recipec.compiler.deployment import verify_reference
+from recipec.compiler.deployment.served_artifact import open_artifact
+from recipec.compiler.deployment.verify_reference import (
+    Reference,
+    ReferenceTokenizer,
+    ServedTypes,
+    config_dtype,
+)
 from recipec.compiler.lowering.sources import asks_chats
 from recipec.compiler.terminal import each, note
 from recipec.compiler.vllm.flags import by_flag
 from recipec.compiler.wording import table
 from recipec.runtime.clients.client import STATUS, Client, ServerError, pick, served_model
+from recipec.runtime.clients.evaluate_prompts import parse
 from recipec.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,8 +66,6 @@ def verify(asked: VerifyOptions) -> dict[str, Any]:
     Raises:
         UserError, ArtifactError: when no comparison is possible.
     """
-    from recipec.compiler.deployment import verify_reference
-
     client = Client(asked.url, timeout=600.0)
     recipe = _recipe(asked.artifact) if asked.artifact is not None else None
     folder = asked.model or _merged(asked.artifact, recipe)
@@ -145,8 +151,6 @@ def report(result: dict[str, Any]) -> str:
 
 def served_types(recipe: Recipe | None, config: dict[str, Any], given: str | None) -> ServedTypes:
     """Return the types that the server computes in, from the option, the recipe's flags or the checkpoint."""
-    from recipec.compiler.deployment.verify_reference import config_dtype
-
     serve = recipe.serve if recipe else None
     if given is not None:
         return ServedTypes(given, source="--server-dtype")
@@ -167,8 +171,6 @@ def _automatic(dtype: str) -> str:
 
 
 def _recipe(artifact: Path) -> Recipe:
-    from recipec.compiler.deployment.served_artifact import open_artifact
-
     opened = open_artifact(artifact)
     for line in opened.notes:
         note(f"note: {line}")
@@ -196,8 +198,6 @@ def _long_repeats(tokenizer: ReferenceTokenizer, span: int | None, longest: int 
 
 
 def _own(path: Path, recipe: Recipe | None, tokenizer: ReferenceTokenizer) -> list[VerifyPrompt]:
-    from recipec.runtime.clients.evaluate_prompts import parse
-
     chat = tokenizer.has_template and (recipe is None or asks_chats(recipe))
     prompts, faults = parse(path, chat, expected=False)
     if faults:

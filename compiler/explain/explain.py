@@ -38,6 +38,7 @@ from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.language import Section
 from recipec.spec.paths import Part, join, split
 from recipec.spec.structure import choices_of, field_at
 
@@ -114,8 +115,6 @@ def unknown_path(path: str, loaded: Loaded) -> Diagnostic | None:
 def leaves(section: Section, above: tuple[Part, ...] = ()) -> Iterator[tuple[tuple[Part, ...], Any]]:
     """Yield every value of a recipe with its path, in the order of the language. A list of plain values is
     one value."""
-    from recipec.spec.language import Section
-
     for name in type(section).model_fields:
         value, path = getattr(section, name), (*above, name)
         if isinstance(value, Section):
@@ -165,8 +164,6 @@ def _lock(program: Program) -> str | None:
 def _described(recipe: Any, parts: tuple[Part, ...]) -> list[str]:
     """Return the path, and the schema's description of it."""
     from textwrap import wrap
-
-    from recipec.spec.language import Section
 
     node, text = recipe, ""
     for part in parts:

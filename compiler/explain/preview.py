@@ -17,6 +17,11 @@ from recipec.compiler.catalog import folder_of, is_directory
 from recipec.compiler.lowering.at_hand import PACKAGES, TOKENIZER_FILES, TOKENIZERS
 from recipec.compiler.lowering.settings import choosing, data_settings, model_settings
 from recipec.compiler.packages import require_packages
+from recipec.runtime.data.advice import check_split
+from recipec.runtime.data.formats import PreferencePair
+from recipec.runtime.data.report import evaluation_warning
+from recipec.runtime.data.tokenizer import chat_templates, load_tokenizer
+from recipec.runtime.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -113,14 +118,11 @@ def preview(
         runtime.errors.UserError: the tokenizer or the data cannot be read.
     """
     require_packages("previewing", PACKAGES)
-    from recipec.runtime.data.advice import check_split
     from recipec.runtime.data.batches import rows_by_source
     from recipec.runtime.data.encoding import Encoder, coding
     from recipec.runtime.data.epochs import Epochs, check_draws, measure_rows, source_weights
     from recipec.runtime.data.sources import splits
-    from recipec.runtime.data.tokenizer import chat_templates, load_tokenizer
     from recipec.runtime.data.workers import tokenize
-    from recipec.runtime.errors import UserError
 
     folder = data_dir or program.source.parent
     data = data_settings(program.recipe, program.source.parent)
@@ -187,11 +189,8 @@ def _trained_on(
 ) -> list[str]:
     """Return what to say of evaluation samples that are trained on; the other split is tokenized for it."""
     from recipec.runtime.data.encoding import coding
-    from recipec.runtime.data.report import evaluation_warning
     from recipec.runtime.data.sources import splits
-    from recipec.runtime.data.tokenizer import chat_templates
     from recipec.runtime.data.workers import tokenize
-    from recipec.runtime.errors import UserError
 
     other = splits(data, folder)[split == "train"]
     if other is None:
@@ -294,8 +293,6 @@ def _visible(piece: str) -> str:
 
 def _rows(reader: Any) -> Iterator[ParsedSample]:
     """Yield the rows of a source; for a preference, both answers, each as a prompt and its completion."""
-    from recipec.runtime.data.formats import PreferencePair
-
     for row in reader:
         if isinstance(row, PreferencePair):
             for name, answer in zip(("chosen", "rejected"), row.answers(), strict=True):
@@ -320,8 +317,6 @@ def _readers(split: Split, data: DataSettings, folder: Path) -> Sequence[Reader]
 
 def _tokenizer_folder(program: Program, settings: ModelSettings, given: Path | None) -> Path:
     """Return the folder with the model's tokenizer. For a model on the hub, its few files are downloaded."""
-    from recipec.runtime.errors import UserError
-
     if given is None and not is_directory(settings.id) and "://" not in settings.id:
         brought = folder_of(settings.id, program.source.parent)
         if brought is not None and any((brought / name).is_file() for name in TOKENIZERS):
@@ -339,8 +334,6 @@ def _tokenizer_folder(program: Program, settings: ModelSettings, given: Path | N
 
 def _download(repository: str, revision: str | None) -> Path:
     import huggingface_hub
-
-    from recipec.runtime.errors import UserError, first_line
 
     try:
         return Path(

@@ -15,6 +15,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.settings import data_settings, model_settings
 from recipec.compiler.lowering.sources import is_inline
 from recipec.compiler.packages import version_of
+from recipec.runtime import data as code
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -156,8 +157,6 @@ def look(program: Program | Subject, model: Path | None, data_dir: Path | None) 
 
 def contents(found: AtHand) -> str:
     """Return everything that the tokenized data depends on, as JSON; files are given by their digests."""
-    from recipec.runtime import data as code
-
     data = found.data
     folders = [found.model_dir] + ([Path(found.model.tokenizer)] if found.model.tokenizer else [])
     templates = sorted({own.chat_template for own in data.kinds if own.chat_template})

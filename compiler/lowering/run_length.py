@@ -36,7 +36,10 @@ from recipec.compiler.lowering.sources import escapes
 from recipec.compiler.packages import install, missing_packages
 from recipec.compiler.wording import plural
 from recipec.runtime.data.files import kind_of
+from recipec.runtime.data.tokenizer import load_tokenizer
+from recipec.runtime.errors import UserError
 from recipec.runtime.model.families import UnsupportedCheckpoint
+from recipec.runtime.settings import TrainSettings
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -332,8 +335,6 @@ def statistics(
         return found
 
     def load() -> Any:
-        from recipec.runtime.data.tokenizer import load_tokenizer
-
         return load_tokenizer(found.model_dir, found.model, found.data, found.data_dir)
 
     key = store.key("statistics", contents(found))
@@ -390,8 +391,6 @@ def _tokenized(found: AtHand, load: Callable[[], Any], key: str) -> Statistics:
 def _count(found: AtHand, load: Callable[[], Any]) -> Statistics:
     """Tokenize and pack the data as train.py does."""
     from recipec.runtime.data.prepare import prepare
-    from recipec.runtime.errors import UserError
-    from recipec.runtime.settings import TrainSettings
 
     # Batches of one row: the batch size does not matter for counting.
     alone = TrainSettings(epochs=1, global_batch_size=1, micro_batch_size=1)

@@ -29,6 +29,7 @@ from recipec.compiler.rehearse.rehearse import (
     write_yaml,
 )
 from recipec.compiler.wording import listing, mesh_axes
+from recipec.runtime.errors import UserError
 from recipec.runtime.model.partition_rules import data_parallel
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, in_order
@@ -276,7 +277,6 @@ def _compare(
     runs: Mapping[Backend, Trained], control: Trained | None, tolerances: Mapping[str, float], found: Parity
 ) -> str:
     from recipec.compiler.parity.compare import TOLERANCES, compare
-    from recipec.runtime.errors import UserError
 
     limits = {**TOLERANCES["float32"], **tolerances}
     try:

@@ -23,6 +23,7 @@ from recipec.compiler.plan.schedule import priced
 from recipec.compiler.plan.timeline import timeline
 from recipec.compiler.roofline.training_step import model_flops, rows
 from recipec.compiler.wording import split_layer
+from recipec.runtime.backends.torchax.placement import adapter_specs, tensor_specs
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import divisible, shards
 from recipec.spec.core_schema import flow
@@ -227,8 +228,6 @@ def _tunix(program: Program) -> Iterator[PlacedArray]:
 
 def _torchax(program: Program) -> Iterator[PlacedArray]:
     """Yield transformers' tensors, and PEFT's adapters on them."""
-    from recipec.runtime.backends.torchax.placement import adapter_specs, tensor_specs
-
     axes = program.recipe.mesh.axes
     specs = tensor_specs(program.family, program.architecture, program.rules, axes)
     for source in (source for parameter in program.parameters for source in parameter.sources):

@@ -19,6 +19,7 @@ from recipec.compiler.plan.depth import parts
 from recipec.compiler.plan.planner import estimate, estimate_of, job, plan
 from recipec.compiler.plan.pool import Progress, cached
 from recipec.compiler.plan.results import PLAN, SEARCH, Estimate, Plan, RunLength, Search
+from recipec.compiler.plan.search import SearchOptions, search
 from recipec.compiler.plan.units import gib, milliseconds
 from recipec.compiler.roofline.server import plan_serving, promise
 from recipec.compiler.roofline.server_results import SERVING_PLAN, ServingPlan
@@ -94,8 +95,6 @@ def run(loaded: Loaded, lowered: Lowered, asked: PlanOptions, progress: Progress
         KeyboardInterrupt: after Ctrl-C; finished compiles are in the cache.
         compiler.plan.search.SearchInterrupted: after Ctrl-C during a search, with the result so far.
     """
-    from recipec.compiler.plan.search import SearchOptions, search
-
     program = lowered.program
     assert program is not None
     counted = statistics(program, asked.model, asked.data_dir)

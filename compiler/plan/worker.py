@@ -22,8 +22,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler.lower import lower
+from recipec.compiler.lowering.libtpu import flags
+from recipec.compiler.lowering.settings import run_settings
+from recipec.compiler.plan import rates
+from recipec.compiler.plan.hlo import assigned
+from recipec.compiler.plan.hlo.assigned import dump_options, parse_refusal, parse_vmem, untupled
+from recipec.compiler.plan.hlo.costs import collectives, costs
+from recipec.compiler.plan.hlo.liveness import largest
+from recipec.compiler.plan.hlo.parse import parse
+from recipec.compiler.plan.hlo.schedule import schedule
+from recipec.compiler.plan.kernels import KernelSeconds, kernels
 from recipec.compiler.plan.results import JOB, RESULT, Compiled, Failed, Job
-from recipec.runtime.errors import first_line
+from recipec.compiler.plan.torus import Torus
+from recipec.runtime.errors import UserError, first_line
+from recipec.spec.load import load
 
 POLL_SECONDS, STILL_SECONDS = 0.1, 1.0
 """How often a worker looks for libtpu's files, and how long complete files keep their sizes."""
@@ -55,11 +68,7 @@ def end_without(parent: int) -> None:
 
 def compile_step(job: Job) -> Compiled | Failed:
     """Build and compile a job's step."""
-    from recipec.compiler.lower import lower
-    from recipec.compiler.lowering.libtpu import flags
-    from recipec.runtime.errors import UserError
     from recipec.runtime.model.sharding import compile_with
-    from recipec.spec.load import load
 
     program = lower(load(job.recipe, job.sets), planning=True).program
     if program is None:
@@ -89,16 +98,7 @@ def compile_step(job: Job) -> Compiled | Failed:
 def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     import jax
 
-    from recipec.compiler.lowering.settings import run_settings
-    from recipec.compiler.plan import rates
     from recipec.compiler.plan.abstract import abstract_step, places
-    from recipec.compiler.plan.hlo.assigned import parse_refusal, untupled
-    from recipec.compiler.plan.hlo.costs import collectives, costs
-    from recipec.compiler.plan.hlo.liveness import largest
-    from recipec.compiler.plan.hlo.parse import parse
-    from recipec.compiler.plan.hlo.schedule import schedule
-    from recipec.compiler.plan.kernels import KernelSeconds, kernels
-    from recipec.compiler.plan.torus import Torus
     from recipec.runtime.model import sharding
 
     settings = run_settings(program)
@@ -142,8 +142,6 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
 
 
 def _refused(error: BaseException) -> Failed:
-    from recipec.compiler.plan.hlo.assigned import parse_vmem
-
     if found := parse_vmem(str(error)):
         return Failed(
             "the kernel {} needs {} of a core's VMEM, and the step's flags leave it {}".format(*found),
@@ -158,9 +156,6 @@ def _compiled(lowered: Any, folder: Path, scheduled: bool) -> tuple[str, Assigne
     With `scheduled`, return as soon as the schedule is written, with 0 bytes of code.
     """
     from concurrent.futures import ThreadPoolExecutor
-
-    from recipec.compiler.plan.hlo import assigned
-    from recipec.compiler.plan.hlo.assigned import dump_options
 
     compiling = ThreadPoolExecutor(1).submit(lowered.compile, compiler_options=dump_options(folder))
     before, since = None, time.monotonic()

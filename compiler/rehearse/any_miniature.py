@@ -15,6 +15,7 @@ from recipec.compiler.catalog.fewer_layers import period
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.miniature.checkpoint import Sizes, resized, write_tokenizer
 from recipec.compiler.rehearse.pipeline import StepFailed
+from recipec.runtime.backends.torchax.configs import floats
 from recipec.runtime.errors import first_line
 from recipec.runtime.model.families.transformers import TransformersArchitecture
 
@@ -111,8 +112,6 @@ def _initialize(directory: Path, config: Mapping[str, Any], dtype: str) -> None:
     """Save a model with random matrices, wide enough that logits are far from flat, and default vectors."""
     import torch
     import transformers
-
-    from recipec.runtime.backends.torchax.configs import floats
 
     torch.manual_seed(0)
     made = transformers.AutoConfig.for_model(**floats(dict(config)))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.terminal import manner
+from recipec.compiler.terminal import console, manner
 from recipec.runtime.progress import FORESEEABLE, duration
 
 if TYPE_CHECKING:
@@ -210,8 +210,6 @@ class Pipeline:
 
 def new_console(stream: Any = None) -> Console:
     """Create a console that is wide enough for the table even if its output is piped."""
-    from recipec.compiler.terminal import console
-
     return console(stream, width=120)
 
 

@@ -10,6 +10,7 @@ from recipec.compiler.pages.html import COLORS, Items, Plot, Section, Table, Tex
 from recipec.compiler.pages.numbers import NOT_KNOWN, number, percent
 from recipec.compiler.report.run import ReportedRun
 from recipec.compiler.wording import plural
+from recipec.runtime.data.report import KINDS
 
 SPLITS = {"train": "trained on", "eval": "evaluated on"}
 PERCENTILES = ("10", "50", "90", "99")
@@ -55,8 +56,6 @@ def _count(split: Mapping[str, Any], key: str) -> int:
 
 
 def _left_out(split: Mapping[str, Any]) -> str:
-    from recipec.runtime.data.report import KINDS
-
     parts = [f"{_count(split, key):,} {said}" for key, said in KINDS.items() if _count(split, key)]
     if _count(split, "removed"):
         parts.append(f"{_count(split, 'removed'):,} by the transform")
@@ -109,8 +108,6 @@ def _percentiles(run: ReportedRun) -> str:
 
 def _problems(split: Mapping[str, Any]) -> Iterator[str]:
     """Yield the rows that are named as left out, and how many more there are."""
-    from recipec.runtime.data.report import KINDS
-
     for key, said in KINDS.items():
         value = split.get(key)
         named = value.get("first", []) if isinstance(value, dict) else []

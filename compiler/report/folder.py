@@ -13,7 +13,9 @@ from typing import Any
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.json_value import json_value
 from recipec.compiler.packages import install
-from recipec.runtime.errors import UNREADABLE
+from recipec.runtime.addresses import open_address
+from recipec.runtime.errors import UNREADABLE, UserError
+from recipec.runtime.stores import failed
 
 METRICS = "metrics.jsonl"
 LARGEST = 1 << 30
@@ -163,8 +165,6 @@ class Folder:
         except ArtifactError:
             raise
         except Exception as error:  # of this machine, or of any library that handles the address
-            from recipec.runtime.stores import failed
-
             if self.system is None and isinstance(error, OSError):
                 message = f"{self.name}/{name} cannot be read: {error.strerror or error}"
                 raise ArtifactError(message, UNREADABLE) from error
@@ -178,9 +178,6 @@ def open_folder(name: str) -> Folder:
     Raises:
         ArtifactError: when the address cannot be opened, or is a file.
     """
-    from recipec.runtime.addresses import open_address
-    from recipec.runtime.errors import UserError
-
     try:
         opened = open_address(name)
     except ImportError:

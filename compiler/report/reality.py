@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.backend import Backend
+from recipec.compiler.lowering.run_length import Statistics
 from recipec.compiler.pages.html import Section, Table, Text
 from recipec.compiler.pages.numbers import NOT_KNOWN, gib, hours, number, ratio, seconds
+from recipec.compiler.plan.depth import parts
+from recipec.compiler.plan.identity import name
+from recipec.compiler.plan.planner import job, plan
+from recipec.compiler.plan.pool import cached
+from recipec.compiler.plan.results import PLAN
 from recipec.compiler.report.run import ReportedRun
+from recipec.spec.core_schema import flow
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.backend import Backend
@@ -46,8 +54,6 @@ def _read_plan(file: Path) -> Plan:
     Raises:
         ArtifactError: when the file holds something else.
     """
-    from recipec.compiler.plan.results import PLAN
-
     way_out = "recipe plan RECIPE --json > plan.json"
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -66,11 +72,6 @@ def _kept_plan(run: ReportedRun) -> Plan | None:
     backend = _backend(run)
     if program is None or backend is None or program.accelerator.platform != "tpu":
         return None
-    from recipec.compiler.plan.depth import parts
-    from recipec.compiler.plan.identity import name
-    from recipec.compiler.plan.planner import job, plan
-    from recipec.compiler.plan.pool import cached
-
     for exact in (False, True):
         jobs = [job(program, (), part, backend) for part in parts(program, exact)]
         if all(cached(name(*one)) is not None for one in jobs):
@@ -152,8 +153,6 @@ def _mismatches(run: ReportedRun, plan: Plan) -> list[str]:
         out.append(f"The plan is of the recipe {plan.recipe}, the run of {run.name}.")
     if run.recipe is None:
         return out
-    from recipec.spec.core_schema import flow
-
     values = run.recipe.model_dump(mode="json")
     for path, planned in plan.settings.items():
         section, _, key = path.partition(".")
@@ -167,16 +166,12 @@ def _mismatches(run: ReportedRun, plan: Plan) -> list[str]:
 
 def _backend(run: ReportedRun) -> Backend | None:
     """Return the backend whose step a plan would estimate; None for TRL, which plans do not cover."""
-    from recipec.compiler.lowering.backend import Backend
-
     scripts = {"train_torchax.py": Backend.TORCHAX, "train_trl.py": None}
     return scripts.get(str(run.facts.get("script")), Backend.TUNIX)
 
 
 def _statistics(run: ReportedRun, program: Program) -> Statistics | None:
     """Return the run's own data statistics, in the form that a plan takes."""
-    from recipec.compiler.lowering.run_length import Statistics
-
     split = run.data.get("train")
     if not isinstance(split, dict):
         return None

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.explain.diff import words
 from recipec.compiler.explain.explain import leaves, summary
+from recipec.compiler.lower import lower
 from recipec.compiler.lowering.recorded import from_record
 from recipec.compiler.pages.html import Items, Section, Table, Text
 from recipec.spec.core_schema import flow
+from recipec.spec.language import Section as Node
+from recipec.spec.load import load
 from recipec.spec.paths import Part, join
 
 if TYPE_CHECKING:
@@ -63,8 +66,6 @@ def _origin(run: ReportedRun, parts: tuple[Part, ...], value: Any) -> tuple[str,
 
 def _is_default(node: Any, parts: tuple[Part, ...], value: Any) -> bool:
     """Return whether a value equals the language's default."""
-    from recipec.spec.language import Section as Node
-
     owner, key = None, None
     for part in parts:
         owner, key = node, part
@@ -105,9 +106,6 @@ def resolved(values: Mapping[str, Any], folder: str) -> tuple[Recipe | None, Pro
     Args:
         folder: of the run; missing files of the recipe are resolved relative to it.
     """
-    from recipec.compiler.lower import lower
-    from recipec.spec.load import load
-
     loaded = load(Path(folder) / "recipe.json", text=json.dumps(from_record(values)))
     if loaded.recipe is None:
         reason = loaded.diagnostics[0].message if loaded.diagnostics else "nothing says why"
@@ -121,8 +119,6 @@ def matching(recipe: Recipe, file: Path, text: str | None) -> Loaded | None:
     Args:
         text: the file's content; None to read it.
     """
-    from recipec.spec.load import load
-
     loaded = load(file, text=text)
     if loaded.recipe is None:
         return None

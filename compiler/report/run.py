@@ -12,6 +12,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.json_value import json_value
 from recipec.compiler.report.folder import METRICS, Folder, existing_folder
 from recipec.compiler.report.live import DONE, FAILED, STOPPED, LiveRun, positive
+from recipec.compiler.report.recipe import matching, resolved
 from recipec.compiler.terminal import each
 from recipec.compiler.wording import plural
 from recipec.runtime.checkpoints.record import LOCK, renamed
@@ -94,8 +95,6 @@ class ReportedRun(LiveRun):
 
     def _find_recipe(self, given: Path | None) -> None:
         """Read the recipe from the lock, and from its file if one gives the same values."""
-        from recipec.compiler.report.recipe import matching, resolved
-
         self.recipe, self.program, problem = resolved(renamed(self.lock["recipe"]), self.folder.path)
         self.notes += [problem] if problem else []
         text = None if given else self.folder.text(RECIPE)

@@ -16,6 +16,7 @@ from recipec.compiler.terminal import doing, note
 from recipec.compiler.trained.folder import Trained, open_trained, template_variables
 from recipec.runtime.data.stops import GENERATION
 from recipec.runtime.errors import first_line
+from recipec.runtime.memory import available_memory
 
 Message = dict[str, str]
 RESET, EXIT = "/reset", "/exit"
@@ -161,8 +162,6 @@ def _template(found: Trained, options: Options) -> str | None:
 
 
 def _demand_memory(folder: Path) -> None:
-    from recipec.runtime.memory import available_memory
-
     need, there = sum(path.stat().st_size for path in folder.glob("*.safetensors")), available_memory()
     if there is not None and need > there:
         raise ArtifactError(

@@ -20,6 +20,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.packages import PACKAGES, require_packages
 from recipec.compiler.trained.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json
 from recipec.runtime.data.stops import GENERATION, end_tokens, parsed, with_stops
+from recipec.runtime.peft.adapter import open_adapter
 
 ALIKE = ("base_model_name_or_path", "revision", "layers_to_transform", "layers_pattern", "exclude_modules")
 """Keys of adapter_config.json that must be equal in all adapters, because the result has one of each."""
@@ -56,7 +57,6 @@ def combine(asked: Combination, output: Path) -> None:
     from safetensors.torch import save_file
 
     from recipec.runtime.merging.tokenizer_files import own_files
-    from recipec.runtime.peft.adapter import open_adapter
 
     if output.exists():
         raise ArtifactError(f"{output} already exists", "name another folder with -o")
