@@ -243,7 +243,7 @@ def test_bench_command_measures_inside_the_container(
     artifact: Path, measured: Bench, docker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The server is at the recipe's address.
-    monkeypatch.setattr("recipec.compiler.deployment.bench.own_address", lambda host: "127.0.0.1")
+    monkeypatch.setattr("recipec.compiler.vllm.bench_flags.own_address", lambda host: "127.0.0.1")
     port = int(measured.words[1].rpartition(":")[2])
     lock = json.loads((artifact / "recipe.lock.json").read_text())
     lock["recipe"]["serve"]["port"] = port
