@@ -11,6 +11,8 @@ from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import yaml
+
 from recipec.compiler.catalog import Model, find
 from recipec.compiler.lowering.program import Program
 from recipec.port.common import SINGLE
@@ -680,8 +682,6 @@ def _ends(names: Iterable[str], every: Iterable[str]) -> list[str]:
 
 def dumped(name: str, data: Any) -> str:
     """Return the text of a file next to a config."""
-    import yaml
-
     if isinstance(data, str):
         return data
     if Path(name).suffix == ".json":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
@@ -522,8 +523,6 @@ class _Reader:
         return self.tree.refused(E1105, f"not valid JSON: {what}", help, self.span(min(at, len(self.text))))
 
     def span(self, at: int, length: int = 1) -> Span:
-        from bisect import bisect_right
-
         line = bisect_right(self.starts, at) - 1
         column = at - self.starts[line]
         return self.tree.span(line, column, min(length, max(1, len(self.tree.lines[line]) - column)))

@@ -16,6 +16,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from difflib import unified_diff
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -440,8 +441,6 @@ def difference(before: bytes | None, after: bytes | None, before_name: str, afte
     """Return a unified diff of two versions of a file, one of which may be missing."""
     if before == after:
         return ""
-    from difflib import unified_diff
-
     names = ("/dev/null" if before is None else before_name, "/dev/null" if after is None else after_name)
     lines = unified_diff(_lines(before), _lines(after), *names)
     ended = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

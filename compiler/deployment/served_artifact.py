@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from recipec.compiler.artifacts.artifact import (
     LOCK,
     LOCK_VERSION,
@@ -109,8 +111,6 @@ def _read_lock(folder: Path) -> Mapping[str, Any]:
 
 
 def _recipe(folder: Path, lock: Mapping[str, Any]) -> Recipe:
-    from pydantic import ValidationError
-
     try:
         return Recipe.model_validate(from_record(lock.get("recipe")))
     except ValidationError as errors:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler import catalog
@@ -163,8 +164,6 @@ def _lock(program: Program) -> str | None:
 
 def _described(recipe: Any, parts: tuple[Part, ...]) -> list[str]:
     """Return the path, and the schema's description of it."""
-    from textwrap import wrap
-
     node, text = recipe, ""
     for part in parts:
         if isinstance(node, Section) and isinstance(part, str):

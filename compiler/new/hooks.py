@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
 from recipec.compiler import __version__
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.render import render
@@ -107,8 +110,6 @@ def _inside(recipe: Path, top: Path) -> Path:
 
 def _yaml(text: str) -> Any:
     """Create a YAML reader and writer that keeps comments, quotes and the text's own indentation."""
-    from ruamel.yaml import YAML
-
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 4096
@@ -125,8 +126,6 @@ def _yaml(text: str) -> Any:
 
 
 def _read(yaml: Any, text: str) -> Any:
-    from ruamel.yaml.error import YAMLError
-
     help = "correct it, or leave --pre-commit out"
     try:
         config = yaml.load(text)

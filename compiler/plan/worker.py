@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,8 +156,6 @@ def _compiled(lowered: Any, folder: Path, scheduled: bool) -> tuple[str, Assigne
 
     With `scheduled`, return as soon as the schedule is written, with 0 bytes of code.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     compiling = ThreadPoolExecutor(1).submit(lowered.compile, compiler_options=dump_options(folder))
     before, since = None, time.monotonic()
     while scheduled and not compiling.done():

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ruamel.yaml import YAML
+
 from recipec.compiler import catalog
 from recipec.compiler.artifacts.artifact import write
 from recipec.compiler.checks.backends import diagnosed
@@ -216,8 +218,6 @@ def copy_template(program: Program, recipe: Mapping[str, Any], work: Path) -> No
 
 def write_yaml(path: Path, value: Mapping[str, Any]) -> None:
     """Write plain data as YAML in block style."""
-    from ruamel.yaml import YAML
-
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
