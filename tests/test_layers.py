@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from jinja2 import Environment
+from jinja2 import nodes as parts
 
 from tests import mutants
 
@@ -520,3 +522,23 @@ def test_text_of_each_mutant_occurs_exactly_once() -> None:
     assert {
         mutant.name: count for mutant in mutants.MUTANTS if (count := whole.count(mutant.text)) != 1
     } == {}
+
+
+COMPUTING = (parts.Add, parts.Sub, parts.Mul, parts.Div, parts.FloorDiv, parts.Mod, parts.Pow, parts.Neg)
+LOOKING_UP = {"get", "items"}
+"""The methods that a template may call, besides its own macros."""
+
+
+def test_templates_choose_and_repeat_but_compute_nothing() -> None:
+    """Keep what a file says in its emitter: a template joins, quotes, chooses and repeats prepared values."""
+    wrong = []
+    for path in sorted((ROOT / "templates").rglob("*.j2")):
+        parsed = Environment(trim_blocks=True).parse(path.read_text(encoding="utf-8"))
+        macros = {macro.name for macro in parsed.find_all(parts.Macro)}
+        places = [node.lineno for node in parsed.find_all(COMPUTING)]
+        for call in parsed.find_all(parts.Call):
+            method, name = getattr(call.node, "attr", None), getattr(call.node, "name", None)
+            if method not in LOOKING_UP and name not in macros:
+                places.append(call.lineno)
+        wrong += [f"{path.relative_to(ROOT)}:{line}" for line in places]
+    assert not wrong

@@ -135,15 +135,21 @@ def emit_notebook(program: Program) -> dict[str, str]:
         return {}
     recipe = program.recipe
     merged, adapter = recipe.merge.output.rstrip("/"), recipe.merge.adapter and program.lora is not None
+    revision = ["--revision", recipe.model.revision] if recipe.model.revision else []
+    fetching = ["venv/bin/hf", "download", recipe.model.id, *revision]
+    stopped = ["timeout", "--preserve-status", f"{where.hours}h"] if where.hours else []
+    kept = f"{where.kept}/{program.name}-run"
+    options = ["--model", "model", "--output", kept, "--resume"]
     text = render(
         NOTEBOOK,
         name=program.name,
         kind=kind(program),
         model=recipe.model.id,
-        revision=["--revision", recipe.model.revision] if recipe.model.revision else [],
+        download=[*fetching, "--exclude", "original/*", "--local-dir", "model"],
         machine=program.accelerator.name,
         place=where,
-        kept=f"{where.kept}/{program.name}-run",
+        kept=kept,
+        training=[*stopped, "venv/bin/python", f"{program.name}/train.py", *options],
         hub=is_hub_id(recipe.model.id),
         tokens=run_tokens(program),
         checkpoints=recipe.checkpoint.directory.rstrip("/"),

@@ -81,6 +81,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         keep=large or serves_elsewhere,
         serve=recipe.serve,
         serve_accelerator=serving,
+        served_on=serving and serving.describe(),
         serves_elsewhere=serves_elsewhere,
         serve_create=create_command(serving_name(program.name), serving, recipe.launch) if serving else [],
         **_serve_section(program, merged, serves_elsewhere),

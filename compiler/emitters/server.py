@@ -214,6 +214,10 @@ def emit_kubernetes(program: Program, server: Container) -> dict[str, str]:
         "group": GROUP,
         "disks": _disks(program, server),
         "drain_seconds": DRAIN_SECONDS,
+        "grace_seconds": DRAIN_SECONDS + server.stop_grace_seconds,
+        "startup_seconds": 60 * server.startup_minutes,
+        # A probe every ten seconds.
+        "startup_probes": 6 * server.startup_minutes,
         "shared_memory_gib": SHARED_MEMORY_GB,
         "autoscaling": autoscaling,
         "budget": "maxUnavailable" if replicas > 1 else "minAvailable",

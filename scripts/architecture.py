@@ -1,0 +1,153 @@
+"""Count what docs/architecture.md says about the code's shape.
+
+python -m scripts.architecture          print the tables
+python -m scripts.architecture write    write them into docs/architecture.md
+
+The counts at the start are those of version 0.2, before the rooms were put in one order.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "architecture.md"
+PACKAGES = ("spec", "compiler", "runtime", "port")
+NAME = "recipec."
+
+START = {"files": 666, "later": 535, "pairs": 10, "mocked": 4}
+"""The counts of version 0.2."""
+
+_PART = re.compile(r"(?<=<!-- python -m scripts.architecture write -->\n).*?(?=<!-- end -->)", re.S)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The shape of the product: spec/, compiler/, runtime/, port/ and templates/.
+
+    Attributes:
+        files: modules and templates.
+        later: own modules that functions import, by statement.
+        pairs: pairs of rooms of compiler/ that import each other, also for types.
+        mocked: modules that use unittest.mock.
+        rooms: modules and lines of each room.
+    """
+
+    files: int
+    later: int
+    pairs: int
+    mocked: int
+    rooms: Mapping[str, tuple[int, int]]
+
+
+@functools.cache
+def modules() -> dict[str, Path]:
+    """Return the product's modules by name, without the scripts of port/."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if path.relative_to(ROOT).parts[:2] != ("port", "scripts")
+    }
+
+
+def imported(module: str) -> Iterator[tuple[str, bool]]:
+    """Yield the own modules of each import statement, and whether it is in a function."""
+    yield from _imported(ast.parse(modules()[module].read_text(encoding="utf-8")), module, False)
+
+
+def _imported(node: ast.AST, module: str, later: bool) -> Iterator[tuple[str, bool]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ImportFrom):
+            source = _source(child, module)
+            names = [f"{source}.{alias.name}".removeprefix(NAME) for alias in child.names]
+            known = {name if name in modules() else source.removeprefix(NAME) for name in names}
+            yield from ((name, later) for name in sorted(known & modules().keys()))
+        else:
+            inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from _imported(child, module, later or inner)
+
+
+def _source(node: ast.ImportFrom, module: str) -> str:
+    if node.level == 0:
+        return node.module or ""
+    package = module.split(".")
+    package = package if modules()[module].name == "__init__.py" else package[:-1]
+    return ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+
+
+def room_of(module: str) -> str:
+    """Return the folder of a module that the table has a row for: "compiler/plan/"."""
+    package, *parts = module.split(".")
+    folder = ROOT / package / (parts[0] if parts else "")
+    return f"{package}/{parts[0]}/" if parts and package != "spec" and folder.is_dir() else f"{package}/"
+
+
+def _entered(module: str) -> str:
+    """Return the room of a module of compiler/: its folder, or itself if it is in none."""
+    return module if room_of(module) == "compiler/" else room_of(module)
+
+
+def counts() -> Counts:
+    """Count the product's modules and imports."""
+    later, mocked = 0, 0
+    entered: set[tuple[str, str]] = set()
+    rooms: dict[str, tuple[int, int]] = {}
+    for module, path in modules().items():
+        text = path.read_text(encoding="utf-8")
+        mocked += "unittest.mock" in text or "from unittest import mock" in text
+        room = room_of(module)
+        number, lines = rooms.get(room, (0, 0))
+        rooms[room] = number + 1, lines + len(text.splitlines())
+        for name, in_function in imported(module):
+            later += in_function
+            if module.startswith("compiler.") and name.startswith("compiler."):
+                entered.add((_entered(module), _entered(name)))
+    pairs = sum(first < second and (second, first) in entered for first, second in entered)
+    templates = len([*(ROOT / "templates").rglob("*.j2")])
+    return Counts(len(modules()) + templates, later, pairs, mocked, rooms)
+
+
+def text() -> str:
+    """Return the two tables."""
+    found = counts()
+    out = ["| | Version 0.2 | Now |", "|---|---:|---:|"]
+    for name, title in (
+        ("files", "modules and templates"),
+        ("later", "own modules imported inside functions"),
+        ("pairs", "pairs of rooms of `compiler/` that import each other"),
+        ("mocked", "modules of the product that use `unittest.mock`"),
+    ):
+        out.append(f"| {title} | {START[name]} | {getattr(found, name)} |")
+    out += ["", "| Room | Modules | Lines |", "|---|---:|---:|"]
+    for package in PACKAGES:
+        inside = {room: size for room, size in found.rooms.items() if room.startswith(f"{package}/")}
+        files, lines = (sum(size[part] for size in inside.values()) for part in (0, 1))
+        out.append(f"| **`{package}/`** | {files} | {rounded(lines)} |")
+        for room, size in sorted(inside.items(), key=lambda item: -item[1][1]):
+            if len(inside) > 1 and room != f"{package}/":
+                out.append(f"| `{room}` | {size[0]} | {rounded(size[1])} |")
+    return "\n".join(out) + "\n"
+
+
+def rounded(lines: int) -> str:
+    """Return a number of lines, to the nearest hundred."""
+    return f"{max(100, round(lines, -2)):,}"
+
+
+def completed(page: str) -> str:
+    """Return the text of the page with the tables of now."""
+    return _PART.sub(lambda _: f"\n{text()}\n", page)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["write"]:
+        PAGE.write_text(completed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        print(text(), end="")
