@@ -1,9 +1,9 @@
-"""The golden cases: every folder beside this file.
+"""The golden cases: every folder next to this file.
 
-A case holds recipe.yaml with whatever it needs, and what is expected of it: stderr.txt, the text that
-`recipe check` prints (with a backend or a notebook `recipe build`, which alone asks for one), or expected/, the tree that
-`recipe build` writes (but for the wheel, which another test holds). command.txt holds further arguments, one a
-line. `pytest --update` rewrites what is expected; of a new case without either it writes stderr.txt.
+A case has recipe.yaml with the files that it needs, and the expected result: stderr.txt, the text that
+`recipe check` prints (`recipe build`, for a backend or a notebook), or expected/, the tree that `recipe
+build` writes without the wheel. command.txt has further arguments, one per line. `pytest --update` rewrites
+the expected result. A new case without either gets stderr.txt.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ CASES = sorted(path.name for path in HERE.iterdir() if path.is_dir() and not pat
 
 
 def recipe(*arguments: str) -> tuple[int, str]:
-    """Exit status and standard error of the command line, in this process."""
+    """Run the command line in this process and return its exit status and standard error."""
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     return result.exit_code, result.stderr
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """Every file of a folder of artifacts but the wheel, whose hashes are taken out of the others.
+    """Read every file of a folder of artifacts except the wheel, without the hashes of the wheel.
 
-    So a change to runtime/ alone changes no case; tests/emit and generated/ hold the hashes.
+    So a change to runtime/ alone changes no case. tests/emit compares the hashes with generated/.
     """
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".whl")
     named = {path.relative_to(folder).as_posix(): path.read_bytes().decode() for path in files}
@@ -39,14 +39,20 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 def without_hashes(content: str) -> str:
-    """The text of a file without the runtime's digests, and so without the digests of files that have them."""
+    """Remove from a file's text the runtime's digests, and the digests of files that contain them."""
     content = re.sub(r'("runtime": )\{[^{}]*\}', r'\1"..."', content)
-    content = re.sub(r'("[\w/]*requirements-(?:train|trl|torchax)\.txt": )"[0-9a-f]{64}"', r'\1"..."', content)
-    return re.sub(r"(\+|%2B)[0-9a-f]{12}\b", r"\1...", re.sub(r"#sha256=[0-9a-f]{64}", "#sha256=...", content))
+    content = re.sub(
+        r'("[\w/]*requirements-(?:train|trl|torchax)\.txt": )"[0-9a-f]{64}"', r'\1"..."', content
+    )
+    return re.sub(
+        r"(\+|%2B)[0-9a-f]{12}\b", r"\1...", re.sub(r"#sha256=[0-9a-f]{64}", "#sha256=...", content)
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_recipe_gives_the_expected_diagnostics_and_files(case: str, update: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_gives_the_expected_diagnostics_and_files(
+    case: str, update: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = HERE / case
     monkeypatch.chdir(folder)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))  # has no tokenizers

@@ -2,7 +2,6 @@ from datasets import load_dataset
 from trl import SFTConfig, SFTTrainer
 
 
-
 def shorten(row):
     words = row["text"].split()
     row["text"] = " ".join(words[:200])

@@ -1,5 +1,5 @@
 from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")
-for step in range(100):
+for _ in range(100):
     model.step()
