@@ -112,7 +112,7 @@ UNDECAYED = "Axolotl uses PEFT's optimizer for LoRA+, which has no weight decay"
 
 
 def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> Says:
-    """Record what the keys of METHODS become that are on in the file."""
+    """State what the keys of METHODS become that are on in the file."""
     adapted = keys.ledger.value("lora.rank") is not None
     sft = keys.ledger.value("train.objective") in (None, "sft")
     for key in ("modules_to_save", "lora_modules_to_save", "additional_target"):
@@ -169,7 +169,7 @@ FREELY = "--set reference_free=false; or `objective: cpo`, which needs no refere
 
 
 def say_start(keys: Keys, key: str, *, of_base: bool = False) -> Says:
-    """Record what becomes of a key that names an adapter to start from, if it names one and LoRA is trained.
+    """State what becomes of a key that names an adapter to start from, if it names one and LoRA is trained.
 
     Args:
         of_base: whether the tool's reference is the model without the adapter.
@@ -194,7 +194,7 @@ GROWN = "new tokens take rows that model.vocab_size adds; a multiple of {multipl
 
 
 def say_tokens(keys: Keys, key: str, resizes: str = "") -> Says:
-    """Record what becomes of a key that lists new tokens.
+    """State what becomes of a key that lists new tokens.
 
     Args:
         resizes: the key of LLaMA-Factory that resizes the vocabulary. Adapters are then trained with the
@@ -220,7 +220,7 @@ def say_tokens(keys: Keys, key: str, resizes: str = "") -> Says:
 
 
 def say_common(keys: Keys, tool: str, off: tuple[Any, ...] = OFF) -> Says:
-    """Record the tool's keys, as listed in data/dialects.json, that have no finding yet."""
+    """State the tool's keys, as listed in data/dialects.json, that have no finding yet."""
     yield from say_methods(keys, off)
     if keys.given("reference_free") and keys.value("reference_free") not in off:
         yield keys.refuse("reference_free", E1163, FREE, FREELY)

@@ -126,7 +126,7 @@ def convert(row):
 
 
 def rules(ledger: Ledger) -> Says:
-    """Record what became of every key."""
+    """State what every key becomes."""
     keys = Keys(ledger, ledger.sources.main, TITLE)
     names = ("model", "peft", "step_scheduler", "optimizer", "lr_scheduler", "dataset", "distributed")
     yield from keys.mappings((*names, "packed_sequence", "loss_fn", "quantization", "clip_grad_norm"))
@@ -159,7 +159,7 @@ SCALES = "recipec's scales are float32; NeMo AutoModel's are bfloat16, and chang
 
 
 def _qat(keys: Keys, lora: bool) -> Says:
-    """Record quantization-aware training, which rounds every torch.nn.Linear of the model."""
+    """State quantization-aware training, which rounds every torch.nn.Linear of the model."""
     section = keys.below("qat")
     if not section.flag("enabled"):
         yield from keys.passive(("qat",), "off")
@@ -190,7 +190,7 @@ def _qat(keys: Keys, lora: bool) -> Says:
 
 
 def _model(keys: Keys, quantized: bool) -> Rule[Named | None]:
-    """Record which model is trained."""
+    """State which model is trained."""
     target = str(keys.value("_target_") or "NeMoAutoModelForCausalLM.from_pretrained")
     kind, _, method = target.rpartition(".")
     if not kind.endswith("NeMoAutoModelForCausalLM") or method not in ("from_pretrained", "from_config"):
@@ -239,7 +239,7 @@ def _anew(keys: Keys) -> str:
 
 
 def _configured(keys: Keys) -> Rule[Named | None]:
-    """Record the model of from_config: its name is below model.config."""
+    """State the model of from_config: its name is below model.config."""
     base = _base(keys)
     if base is None:
         yield from keys.passive(("config", "load_base_model"), "the sizes of a model with new weights")
@@ -254,7 +254,7 @@ def _configured(keys: Keys) -> Rule[Named | None]:
 
 
 def _config(keys: Keys, name: str, named: Named | None, weights: str | None = None) -> Says:
-    """Record the keys of config.json that a section replaces: recipec keeps the published ones."""
+    """State the keys of config.json that a section replaces: recipec keeps the published ones."""
     found = keys.value(name)
     if not isinstance(found, dict):
         yield keys.learned(name, (), "recipec uses config.json unchanged")
@@ -573,7 +573,7 @@ def _optimizer(keys: Keys) -> Says:
 
 
 def _copies(keys: Keys, lora: bool, dtype: str) -> Says:
-    """Record whether the optimizer keeps the trained weights more precisely than the model does."""
+    """State whether the optimizer keeps the trained weights more precisely than the model does."""
     ledger, names = keys.ledger, ("master_weights", "master_weight_bits")
     name = next((key for key in names if keys.value(key)), None)
     half = str(ledger.value("lora.dtype")) == "bfloat16" if lora else dtype == "bfloat16"

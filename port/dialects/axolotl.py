@@ -68,7 +68,7 @@ OF_PREFERENCES = words(
 
 
 def rules(ledger: Ledger) -> Says:
-    """Record what became of every key."""
+    """State what every key becomes."""
     keys = Keys(ledger, ledger.sources.main, TITLE, defaults_of(NAME, "config"))
     objective = yield from _objective(keys)
     yield from _refused(keys)
@@ -97,7 +97,7 @@ def rules(ledger: Ledger) -> Says:
 
 
 def _eaft(keys: Keys, objective: str) -> Says:
-    """Record the loss that weights tokens by entropy. Axolotl does not divide the entropy."""
+    """State the loss that weights tokens by entropy. Axolotl does not divide the entropy."""
     if objective != "sft":
         yield from keys.passive(("use_eaft", "eaft_alpha", "eaft_k"), "the loss compares preferences")
     elif keys.flag("use_eaft"):
@@ -109,7 +109,7 @@ def _eaft(keys: Keys, objective: str) -> Says:
 
 
 def _mlflow(keys: Keys) -> Says:
-    """Record MLflow's keys. Axolotl exports them to the environment; an experiment name switches it on."""
+    """State MLflow's keys. Axolotl exports them to the environment; an experiment name switches it on."""
     name = keys.text("mlflow_experiment_name")
     if not name and not (keys.given("use_mlflow") and keys.flag("use_mlflow")):
         for off in ("use_mlflow", "mlflow_experiment_name"):
@@ -123,7 +123,7 @@ def _mlflow(keys: Keys) -> Says:
 
 
 def _best(keys: Keys) -> Says:
-    """Record early stopping. Axolotl then also loads the best model, if it evaluates at every save."""
+    """State early stopping. Axolotl then also loads the best model, if it evaluates at every save."""
     saves, evaluates = (keys.number(name) or 0 for name in ("save_steps", "eval_steps"))
     loads = saves and evaluates and saves % evaluates == 0
     yield from training.best(keys, also={training.BEST: True} if loads else None)
@@ -219,7 +219,7 @@ TOKENS_OF_LLAMA_2 = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk
 
 
 def _tokens(keys: Keys, model: Model | None) -> Says:
-    """Record special tokens: padding is masked; other tokens would change the text."""
+    """State special tokens: padding is masked; other tokens would change the text."""
     yield from say_tokens(keys, "tokens")
     below, alike = keys.below("special_tokens"), model is not None and OF_LLAMA_2.match(model.id)
     own = TOKENS_OF_LLAMA_2 if alike and not keys.given("tokenizer_config") else {}
@@ -280,7 +280,7 @@ def _adapters(keys: Keys, model: Model | None) -> Says:
 
 
 def _dropout(keys: Keys, chosen: Chosen | None) -> Says:
-    """Record the adapters' dropout. Axolotl drops it for experts that target modules mean."""
+    """State the adapters' dropout. Axolotl drops it for experts that target modules mean."""
     there = keys.given("lora_target_parameters")
     if keys.number("lora_dropout") and chosen and chosen.parameters and not there:
         note = "recipec applies no dropout; Axolotl applies it to adapters that are not only for experts"
@@ -388,7 +388,7 @@ ROUGHER = "recipec rounds as torchao 0.18 does; torchao 0.17 rounds small ranges
 
 
 def _qat(keys: Keys) -> Says:
-    """Record quantization-aware training, which rounds every torch.nn.Linear."""
+    """State quantization-aware training, which rounds every torch.nn.Linear."""
     if not keys.mapping("qat"):
         yield keys.same("qat", note="off")
         return
@@ -429,7 +429,7 @@ def _qat(keys: Keys) -> Says:
 
 
 def _mxfp4(section: Keys, head: bool) -> Says:
-    """Record rounding to the MX format of 4 bits, which torchao's linear layers cannot switch off."""
+    """State rounding to the MX format of 4 bits, which torchao's linear layers cannot switch off."""
     yield section.say("weight_dtype", rounding.rounds(head, rounding.MX))
     yield section.same("activation_dtype", note="Axolotl rounds activations as the weights")
     if section.integer("group_size") != 32:
@@ -578,7 +578,7 @@ def _schedule(keys: Keys) -> Says:
 
 
 def _warmup(keys: Keys) -> Says:
-    """Record the warm-up. Axolotl rounds a ratio down, makes two steps of one, and has a default warm-up."""
+    """State the warm-up. Axolotl rounds a ratio down, makes two steps of one, and has a default warm-up."""
     steps, ratio = keys.number("warmup_steps"), keys.number("warmup_ratio")
     if keys.given("warmup_steps") and keys.given("warmup_ratio"):
         message = "`warmup_steps` and `warmup_ratio` exclude each other in Axolotl"
@@ -648,7 +648,7 @@ def _attention(keys: Keys, model: Model | None) -> Says:
 
 
 def _every(keys: Keys, path: str, names: tuple[str, str, str], default: str, idle: str = "") -> Says:
-    """Record an interval: in steps, as a share of the run, or in epochs.
+    """State an interval: in steps, as a share of the run, or in epochs.
 
     Args:
         names: the keys for steps, for times in each epoch, and for the strategy.

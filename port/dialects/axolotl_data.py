@@ -48,7 +48,7 @@ lost split_thinking=false: reasoning stays in the content of its message
 
 
 def say_data(keys: Keys, model: Model | None, objective: str) -> Says:
-    """Record the keys of `data`: sources, formats, template, masks, lengths, packing, evaluation."""
+    """State the keys of `data`: sources, formats, template, masks, lengths, packing, evaluation."""
     pretrains = bool(keys.value(PRETRAINING))
     train = yield from _sources(keys, PRETRAINING if pretrains else "datasets", objective)
     yield keys.same(PRETRAINING, note="" if pretrains else "off")
@@ -69,7 +69,7 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> Says:
 
 
 def _order(keys: Keys, objective: str) -> Says:
-    """Record seeds, and whether samples keep their sources' order, as in TRL's KTOTrainer."""
+    """State seeds, and whether samples keep their sources' order, as in TRL's KTOTrainer."""
     seed = keys.integer("seed") if keys.given("seed") else 42
     sets: dict[str, Any] = {} if seed is None or seed < 0 else {"train.seed": seed}
     if keys.flag("curriculum_sampling"):
@@ -187,7 +187,7 @@ _OF_TYPES = words(
 
 
 def _lengths(keys: Keys, kinds: Sequence[Kind]) -> Says:
-    """Record the length of rows. The strategy does not apply to texts, which a kind of their own cuts."""
+    """State the length of rows. The strategy does not apply to texts, which a kind of their own cuts."""
     length = keys.integer("sequence_len")
     yield keys.say("sequence_len", {"data.max_length": length} if length and length >= 8 else {})
     key = "excess_length_strategy"
@@ -217,7 +217,7 @@ def _packing(keys: Keys, objective: str) -> Says:
 
 
 def _loss(keys: Keys, train: Sequence[Entry], kinds: Sequence[Kind]) -> Says:
-    """Record which tokens carry loss. With several row formats, each has its own rule, unless all do."""
+    """State which tokens carry loss. With several row formats, each has its own rule, unless all do."""
     formats, whole = {kind.format for kind in kinds}, keys.flag("train_on_inputs")
     if "chat" not in formats:
         loss = "all" if whole or formats == {"text"} else "completion"
@@ -255,7 +255,7 @@ def _learned(keys: Keys) -> Any:
 
 
 def _turns(keys: Keys, loss: Any, sets: Mapping[str, Any]) -> Says:
-    """Record which turns are trained on, and whether their ends are."""
+    """State which turns are trained on, and whether their ends are."""
     if keys.value("roles_to_train") is not None:
         known = _roles(keys) and set(_roles(keys)) <= set(ROLES)
         unknown = "" if known else "recipec trains on all turns of the assistant, and on no others"
@@ -356,7 +356,7 @@ def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templat
 
 
 def _ends(keys: Keys, model: Model, written: str) -> Says:
-    """Record the token that ends a turn. Axolotl trains on the eos_token, or on one that eot_tokens names."""
+    """State the token that ends a turn. Axolotl trains on the eos_token, or on one that eot_tokens names."""
     own = model.family.markers(model.architecture)
     if not own and not written:
         return
@@ -539,7 +539,7 @@ def _words(keys: Keys) -> Rule[dict[str, str] | None]:
 
 
 def _beside(keys: Keys, mapping: Mapping[str, Any], fields: Mapping[str, str]) -> Says:
-    """Record what chat_template reads of messages in addition to role and content."""
+    """State what chat_template reads of messages in addition to role and content."""
     others = [name for name, given in mapping.items() if name not in ("role", "content") and name != given]
     if others:
         note = f"{', '.join(others)}: messages keep the names of these keys"

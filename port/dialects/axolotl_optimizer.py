@@ -12,7 +12,7 @@ from recipec.port.refusals import E1144, E1160
 
 
 def say_optimizer(keys: Keys) -> Says:
-    """Record the optimizer and its arguments."""
+    """State the optimizer and its arguments."""
     rate = keys.number("learning_rate")
     if rate is None and not keys.stands("learning_rate"):
         message = "`learning_rate` is missing, and Axolotl has no default for it"
@@ -55,7 +55,7 @@ def _whose(own: str | None, name: str) -> str:
 
 
 def _moments(keys: Keys, defaults: Mapping[str, Any], own: str) -> Says:
-    """Record the decays of the moments. Axolotl gives its own classes both of them or neither."""
+    """State the decays of the moments. Axolotl gives its own classes both of them or neither."""
     names = ("adam_beta1", "adam_beta2")
     values = [keys.number(key) if keys.given(key) else None for key in names]
     alone = own and not all(values)
@@ -73,7 +73,7 @@ EXAMPLES = {"momentum": "0.9", "eps": "1e-8"}
 
 
 def _arguments(keys: Keys, name: str, own: str | None, rule: str, given: Mapping[str, str]) -> Says:
-    """Record `optim_args`, arguments of the class. Transformers passes on those of a few optimizers."""
+    """State `optim_args`, arguments of the class. Transformers passes on those of a few optimizers."""
     read = {"momentum": "momentum"} if rule == "sgd" else {"eps": "eps"} if own and rule == "adamw" else {}
     sets: dict[str, Any] = {}
     for key, text in given.items():

@@ -72,7 +72,7 @@ TRAIN = {
 
 
 def rules(ledger: Ledger) -> Says:
-    """Record what became of every key."""
+    """State what every key becomes."""
     source = ledger.sources.main
     method = yield from _method(Keys(ledger, source, TITLE))
     given = {"precision": "bf16-mixed", "optimizer": "AdamW"}
@@ -183,7 +183,7 @@ def _devices(keys: Keys) -> Rule[int]:
 
 
 def _batch(train: Keys, devices: int) -> Says:
-    """Record the global batch, which is divided among devices and micro-batches, rounded down."""
+    """State the global batch, which is divided among devices and micro-batches, rounded down."""
     rows, micro = train.integer("global_batch_size") or 1, train.integer("micro_batch_size") or 1
     accumulation = rows // devices // micro
     if accumulation < 1:
@@ -228,7 +228,7 @@ def _schedule(train: Keys) -> Says:
 
 
 def _optimizer(keys: Keys, train: Keys) -> Says:
-    """Record the optimizer: a name, or a class with its arguments. In litgpt 0.3 it is AdamW."""
+    """State the optimizer: a name, or a class with its arguments. In litgpt 0.3 it is AdamW."""
     found, arguments = keys.value("optimizer"), keys.below("optimizer.init_args")
     if not keys.stands("optimizer") and any(train.given(key) for key in OLDER):
         yield keys.sets("train.optimizer.name", "adamw", "the optimizer of litgpt 0.3, as these keys say")
@@ -388,7 +388,7 @@ def _held_out(section: Keys, name: str) -> Says:
 
 
 def _prompts(section: Keys, named: Named | None) -> Says:
-    """Record the prompt style, which a transform writes. Only Alpaca's style uses the rows' `input`."""
+    """State the prompt style, which a transform writes. Only Alpaca's style uses the rows' `input`."""
     style = section.text("prompt_style") or "alpaca"
     text = defaults_of(NAME, "styles").get(style)
     if style == "default":

@@ -63,7 +63,7 @@ BALANCED = ("granitemoe", "mixtral", "olmoe", "qwen3_moe")
 
 
 def rules(ledger: Ledger) -> Says:
-    """Record what became of every key."""
+    """State what every key becomes."""
     defaults = {"optim": "adamw_torch_fused", **defaults_of(NAME, "train")}
     keys = Keys(ledger, ledger.sources.main, TITLE, defaults)
     stage = yield from _stage(keys)
@@ -162,7 +162,7 @@ MEGATRON = words(
 
 
 def _megatron(keys: Keys) -> Rule[int]:
-    """Record the keys of runs on Megatron (USE_MCA=1). Return the number of GPUs that share their rows."""
+    """State the keys of runs on Megatron (USE_MCA=1). Return the number of GPUs that share their rows."""
     shared = 1
     for key in GROUPS:
         if keys.stands(key):
@@ -347,7 +347,7 @@ def _dtype(keys: Keys, run: Run) -> Rule[str]:
 
 
 def _data(keys: Keys, model: Model | None, stage: str) -> Says:
-    """Record the keys of `data`."""
+    """State the keys of `data`."""
     chosen = yield from _chosen(keys, "dataset", "data.train", stage)
     others = yield from _chosen(keys, "eval_dataset", "data.eval", stage)
     chosen = yield from _form(keys, chosen, others, stage)

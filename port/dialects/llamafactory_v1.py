@@ -59,7 +59,7 @@ JOINED = "recipec puts a line break between instruction and input; LLaMA-Factory
 
 
 def rules(ledger: Ledger) -> Says:
-    """Record what became of every key."""
+    """State what every key becomes."""
     defaults = {**defaults_of(NAME, "args"), "template": "qwen3_nothink"}
     keys = Keys(ledger, ledger.sources.main, TITLE, defaults)
     if keys.choice("model_class", ("llm", "cls", "other")) not in (None, "llm"):

@@ -119,7 +119,7 @@ SOONER = "MaxText reaches the last step's learning rate one step sooner"
 
 
 def rules(ledger: Ledger) -> Says:
-    """Record what became of every key."""
+    """State what every key becomes."""
     keys = Keys(ledger, ledger.sources.main, TITLE, _defaults(ledger))
     _told(keys)
     named = yield from _model(keys)
@@ -159,7 +159,7 @@ def _told(keys: Keys) -> None:
 
 
 def _model(keys: Keys) -> Rule[Named | None]:
-    """Record MaxText's name of a model. A converted checkpoint is assumed to equal the hub's weights."""
+    """State MaxText's name of a model. A converted checkpoint is assumed to equal the hub's weights."""
     name = keys.text("model_name")
     if name in (None, "default"):
         yield keys.refuse("model_name", E1144, "the file names no model", "--set model_name=qwen3-8b")
@@ -237,7 +237,7 @@ def _targeted(path: str, module: str) -> bool:
 
 
 def _batch(keys: Keys) -> Says:
-    """Record the rows of a step, counted over all devices, including devices that share a row."""
+    """State the rows of a step, counted over all devices, including devices that share a row."""
     devices, tp = yield from _mesh(keys)
     per_device = keys.number("per_device_batch_size") or 1.0
     accumulation = keys.integer("gradient_accumulation_steps") or 1
@@ -263,7 +263,7 @@ def _batch(keys: Keys) -> Says:
 
 
 def _mesh(keys: Keys) -> Rule[tuple[int, int]]:
-    """Record the keys NETWORK_AXIS_parallelism, and set `mesh.axes` if the files also split products (tp).
+    """State the keys NETWORK_AXIS_parallelism, and set `mesh.axes` if the files also split products (tp).
 
     Returns:
         The number of all devices: --devices, or the product of the sizes, where -1 stands for the requested
@@ -327,7 +327,7 @@ def _data(keys: Keys, named: Named | None) -> Says:
 
 
 def _rows(keys: Keys, named: Named | None) -> Says:
-    """Record the form of the rows, by the columns that are read, and which tokens are trained on."""
+    """State the form of the rows, by the columns that are read, and which tokens are trained on."""
     columns = keys.value("train_data_columns")
     parts = columns if isinstance(columns, list) else str(columns).split(",")
     names = [str(part).strip(" []'\"") for part in parts]
@@ -430,7 +430,7 @@ def _bookkeeping(keys: Keys) -> Says:
 
 
 def _rest(keys: Keys) -> Says:
-    """Record the keys of groups that affect no number. Other keys belong to the model, or have no effect."""
+    """State the keys of groups that affect no number. Other keys belong to the model, or have no effect."""
     for word, groups in GROUPS.items():
         yield from keys.passive(keys_of(NAME, *groups.split()), REASONS[word])
     yield from keys.below("dpo").passive(keys_of(NAME, "DPO"), REASONS["method"])

@@ -134,7 +134,7 @@ IMAGES = words("hf_vision vl_sft vision_language_jsonl vision_dpo_jsonl coco_cap
 
 
 def rules(ledger: Ledger) -> Says:
-    """Record what became of every key."""
+    """State what every key becomes."""
     keys = Keys(ledger, ledger.sources.main, TITLE)
     yield from keys.mappings(("model", "data", "training", "peft", "fsdp", "deepspeed"))
     given = {"trainer_type": "HF", "mixed_precision_dtype": "NONE"}
@@ -426,7 +426,7 @@ def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Rule[Row
 
 
 def _loss(split: Keys, inner: Keys, form: str, tokenized: bool) -> Says:
-    """Record which tokens carry loss: by oumi's collator, or by TRL for rows that it reads itself."""
+    """State which tokens carry loss: by oumi's collator, or by TRL for rows that it reads itself."""
     name, target = split.text("collator_name") or "", str(split.value("train_target") or "").lower()
     kwargs = split.mapping("collator_kwargs")
     if "vision" in name:
@@ -465,7 +465,7 @@ def _packing(split: Keys, inner: Keys, form: Rows | None) -> Says:
 
 
 def _length(model: Keys, inner: Keys, kind: str, found: list[Rows], split: Keys) -> Says:
-    """Record model_max_length, also for TRL. Without it, max_length applies to rows that TRL reads."""
+    """State model_max_length, also for TRL. Without it, max_length applies to rows that TRL reads."""
     if model.given("model_max_length") or found or not kind.startswith("trl"):
         yield from datasets.length(model, "model_max_length")
         yield from inner.passive(

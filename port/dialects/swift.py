@@ -121,7 +121,7 @@ HUB = "use_hf is off, so ms-swift reads ModelScope;"
 
 
 def rules(ledger: Ledger) -> Says:
-    """Record what became of every key."""
+    """State what every key becomes."""
     keys = Keys(ledger, ledger.sources.main, TITLE)
     objective = yield from _objective(keys)
     given = {"optim": "adamw_torch_fused", "fp16": False, "bf16": True, "warmup_ratio": None}
@@ -162,7 +162,7 @@ def rules(ledger: Ledger) -> Says:
 
 
 def _start(keys: Keys) -> Says:
-    """Record the start adapter. For preferences, it is also the reference if ref_adapters equals it."""
+    """State the start adapter. For preferences, it is also the reference if ref_adapters equals it."""
     if keys.flag("resume_only_model") and keys.given("resume_from_checkpoint"):
         yield from say_start(keys, "resume_from_checkpoint", of_base=True)
         yield keys.same(
@@ -208,7 +208,7 @@ def _launch(keys: Keys) -> Rule[Launch]:
 
 
 def _model(keys: Keys) -> Rule[Named | None]:
-    """Record the model. ModelScope's ids equal those of the Hugging Face hub, or ms-swift lists both."""
+    """State the model. ModelScope's ids equal those of the Hugging Face hub, or ms-swift lists both."""
     name = keys.text("model")
     if "flash" in (keys.text("attn_impl") or ""):
         yield keys.same("attn_impl", {"model.attention": "splash"}, "the TPU's fused kernel")
@@ -233,7 +233,7 @@ def _model(keys: Keys) -> Rule[Named | None]:
 
 
 def _lora(keys: Keys, named: Named | None, objective: str) -> Rule[Run]:
-    """Record the adapters' keys. Their default learning rate is ten times that of full fine-tuning."""
+    """State the adapters' keys. Their default learning rate is ten times that of full fine-tuning."""
     kind = keys.text("tuner_type") or "lora"
     if kind not in ("lora", "full"):
         yield keys.refuse(
@@ -457,7 +457,7 @@ def _loss(keys: Keys, ranking: bool) -> Says:
 
 
 def _template(keys: Keys, named: Named | None, ranking: bool) -> Says:
-    """Record the template. ms-swift's own templates follow a tokenizer's template, or are written out."""
+    """State the template. ms-swift's own templates follow a tokenizer's template, or are written out."""
     name, model = keys.text("template"), named.model if named else None
     of_models = known(NAME, "of_models").items()
     taken = name or next((found for part, found in of_models if named and part in named.id), None)

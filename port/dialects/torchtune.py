@@ -64,7 +64,7 @@ WHOLE_STEPS = "recipec makes an incomplete step of an epoch's last rows; torchtu
 
 
 def rules(ledger: Ledger) -> Says:
-    """Record what became of every key."""
+    """State what every key becomes."""
     keys = Keys(ledger, ledger.sources.main, TITLE, {"dtype": "bf16", "gradient_accumulation_steps": 1})
     built = yield from _built(keys)
     objective = yield from _loss(keys)
@@ -198,7 +198,7 @@ QUANTIZERS = ("Int8DynActInt4WeightQATQuantizer", "Int8DynActInt4WeightQATQuanti
 
 
 def _quantizer(keys: Keys, built: Built) -> Says:
-    """Record quantization-aware training.
+    """State quantization-aware training.
 
     torchtune's recipes for it round every torch.nn.Linear, or with LoRA those with an adapter. A head that
     shares the embedding's weight is no such module.
@@ -329,7 +329,7 @@ def _named(keys: Keys, section: Keys, component: str | None, plain: str) -> Rule
 
 
 def _checkpoint(keys: Keys, section: Keys, ids: tuple[str, ...]) -> Rule[Model | None]:
-    """Record the checkpoint that is trained: the one in the checkpointer's folder, if the builder fits it."""
+    """State the checkpoint that is trained: the one in the checkpointer's folder, if the builder fits it."""
     checkpointer = keys.below("checkpointer")
     directory = checkpointer.text("checkpoint_dir")
     if directory is None and len(ids) > 1:
@@ -356,7 +356,7 @@ def _checkpoint(keys: Keys, section: Keys, ids: tuple[str, ...]) -> Rule[Model |
 
 
 def _reference(keys: Keys, lora: bool, objective: str) -> Says:
-    """Record `ref_checkpointer`, which torchtune reads in full fine-tuning with DPO."""
+    """State `ref_checkpointer`, which torchtune reads in full fine-tuning with DPO."""
     if objective != "dpo" or lora:
         base = "torchtune's reference is the model without adapters"
         note = base if lora else "only dpo has a reference"
@@ -512,7 +512,7 @@ def _whole(entry: Keys) -> Any:
 
 
 def _validation(keys: Keys, objective: str, train: Read) -> Rule[Read]:
-    """Record `dataset_val`, which is evaluated completely every `run_val_every_n_steps`."""
+    """State `dataset_val`, which is evaluated completely every `run_val_every_n_steps`."""
     every = keys.integer("run_val_every_n_steps")
     if not every or every < 0:
         note = "run_val_every_n_steps is not set: torchtune does not evaluate"

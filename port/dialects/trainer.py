@@ -53,7 +53,7 @@ exact eva_config corda_config lora_ga_config: of init_lora_weights
 
 
 def rules(ledger: Ledger) -> Says:
-    """Record what became of every key."""
+    """State what every key becomes."""
     source = ledger.sources.main
     given = {"optim": "adamw_torch_fused", "torch_dtype": "float32", "max_seq_length": None}
     keys = Keys(ledger, source, TITLE, {**defaults_of("trainer", "training_arguments"), **given})
@@ -77,7 +77,7 @@ def rules(ledger: Ledger) -> Says:
 
 
 def _model(keys: Keys, adapter: Keys | None) -> Rule[Named | None]:
-    """Record the adapter's base, or the example scripts' model_name_or_path, and the tokenizer."""
+    """State the adapter's base, or the example scripts' model_name_or_path, and the tokenizer."""
     yield from models.say_flash(keys)
     if (tokenizer := keys.text("tokenizer_name")) and tokenizer != keys.text("model_name_or_path"):
         yield keys.say("tokenizer_name", {"model.tokenizer": tokenizer})

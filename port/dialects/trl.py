@@ -75,7 +75,7 @@ SHIPPED = {"single_gpu": 1, **dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zer
 
 
 def rules(ledger: Ledger) -> Says:
-    """Record what became of every key.
+    """State what every key becomes.
 
     Raises:
         Refused: the script for the file is unclear, or has no counterpart.
@@ -119,7 +119,7 @@ def rules(ledger: Ledger) -> Says:
 
 
 def _stream(keys: Keys) -> Says:
-    """Record streaming. transformers' Trainer keeps a stream's order, unless shuffle_dataset is set."""
+    """State streaming. transformers' Trainer keeps a stream's order, unless shuffle_dataset is set."""
     switch, other = "dataset_streaming", "streaming"
     if keys.flag(other):
         switch, other = other, switch
@@ -213,7 +213,7 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Rule[Chosen | None]:
 
 
 def _balance(keys: Keys, named: Named | None) -> Says:
-    """Record the load-balancing loss. Without the key, TRL takes the coefficient of config.json."""
+    """State the load-balancing loss. Without the key, TRL takes the coefficient of config.json."""
     key, model = "router_aux_loss_coef", named.model if named else None
     usual = experts.coefficient(model)
     if usual is not None and not keys.given(key):
@@ -454,7 +454,7 @@ HANDBOOK = "run_sft.py of the alignment-handbook's versions with dataset_mixer p
 
 
 def _handbook(keys: Keys) -> Rule[str | None]:
-    """Record `dataset_mixture`, which the scripts of alignment-handbook read in addition to TRL's keys."""
+    """State `dataset_mixture`, which the scripts of alignment-handbook read in addition to TRL's keys."""
     mixture = keys.below("dataset_mixture", {"seed": 0})
     found = keys.mapping("dataset_mixture")
     entries = found.get("datasets")
@@ -476,7 +476,7 @@ def _handbook(keys: Keys) -> Rule[str | None]:
 
 
 def _mixer(keys: Keys) -> Rule[str | None]:
-    """Record `dataset_mixer` of earlier alignment-handbook versions: each data set's share of first rows."""
+    """State `dataset_mixer` of earlier alignment-handbook versions: each data set's share of first rows."""
     keys.defaults = {**keys.defaults, "dataset_splits": ["train", "test"]}
     splits, configs = (keys.value(key) for key in ("dataset_splits", "dataset_configs"))
     splits = [str(one) for one in splits] if isinstance(splits, list) else []
@@ -528,7 +528,7 @@ def _portion(keys: Keys) -> Rule[Any]:
 
 
 def _held_out(keys: Keys, seed: Mapping[str, Any]) -> Says:
-    """Record `test_split_size`, a share of the rows. Here the same seed draws other rows."""
+    """State `test_split_size`, a share of the rows. Here the same seed draws other rows."""
     share = keys.number("test_split_size")
     if share is None:
         yield keys.same("test_split_size", note="the run holds out no rows")

@@ -99,7 +99,7 @@ OF_SCHEDULES = (
 
 
 def rules(ledger: Ledger) -> Says:
-    """Record what became of every key."""
+    """State what every key becomes."""
     keys = Keys(ledger, ledger.sources.main, TITLE, defaults_of(NAME, "config"))
     yield from keys.mappings(("model_config", "tokenizer_config", "optimizer_config", "training_config"))
     model = keys.below("model_config", defaults_of(NAME, "model"))
@@ -156,7 +156,7 @@ def _model(keys: Keys, model: Keys) -> Rule[Named | None]:
 
 
 def _lora(keys: Keys, model: Keys, named: Named | None) -> Says:
-    """Record Qwix's adapters, which have the type of the weights."""
+    """State Qwix's adapters, which have the type of the weights."""
     stored = models.stored(named.id, keys.source.path.parent) if named else "auto"
     dtype = "float32" if stored == "float32" else "bfloat16"
     yield keys.sets("model.dtype", dtype, FLOAT)
@@ -196,7 +196,7 @@ def _targeted(path: str, modules: tuple[str, ...]) -> bool:
 
 
 def _batch(keys: Keys, model: Keys, run: Keys) -> Says:
-    """Record the rows of a step. batch_size counts the rows of one micro-batch on all devices."""
+    """State the rows of a step. batch_size counts the rows of one micro-batch on all devices."""
     mesh = model.below("mesh", defaults_of(NAME, "mesh"))
     sizes = yield from _mesh(mesh)
     tp, each = sizes.get("tp", 1), sizes.get("fsdp", 1)
@@ -268,7 +268,7 @@ def _data(keys: Keys, run: Keys, named: Named | None) -> Says:
 
 
 def _length(keys: Keys, run: Keys) -> Rule[int | None]:
-    """Record the steps of the run and its checkpoints. Return the steps, None for whole epochs."""
+    """State the steps of the run and its checkpoints. Return the steps, None for whole epochs."""
     steps, epochs = run.integer("max_steps"), keys.integer("num_train_epochs") or 1
     if steps:
         note = f"Tunix ends the run after num_train_epochs: {epochs} if that is sooner"
@@ -286,7 +286,7 @@ def _length(keys: Keys, run: Keys) -> Rule[int | None]:
 
 
 def _optimizer(keys: Keys, steps: int | None) -> Says:
-    """Record optax's optimizer, by name, and the arguments that it accepts."""
+    """State optax's optimizer, by name, and the arguments that it accepts."""
     section = keys.below("optimizer_config")
     section.defaults = {} if keys.mapping("optimizer_config") else defaults_of(NAME, "optimizer")
     name = str(section.value("opt_type") or "").lower()
@@ -317,7 +317,7 @@ def _optimizer(keys: Keys, steps: int | None) -> Says:
 
 
 def _schedule(section: Keys, steps: int | None) -> Says:
-    """Record the learning rate. optax uses a given `learning_rate` regardless of schedule_type."""
+    """State the learning rate. optax uses a given `learning_rate` regardless of schedule_type."""
     rate = section.number("learning_rate")
     kind = section.text("schedule_type") or ""
     made: dict[str, Any] = {"name": "constant", "warmup_steps": 0}

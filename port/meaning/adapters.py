@@ -51,7 +51,7 @@ def say_targets(
     exclude: str | Sequence[str] | None = None,
     parameters: Sequence[str] = (),
 ) -> Rule[Chosen | None]:
-    """Record PEFT's target modules: set `lora.targets` and `lora.layers`.
+    """State PEFT's target modules: set `lora.targets` and `lora.layers`.
 
     Args:
         key: the key that names them.
@@ -135,7 +135,7 @@ def _doubled(keys: Keys, names: Sequence[str]) -> dict[str, Any]:
 
 
 def say_parameters(keys: Keys, key: str, chosen: Chosen | None) -> Says:
-    """Record PEFT's target_parameters, which `say_targets` was given."""
+    """State PEFT's target_parameters, which `say_targets` was given."""
     if not keys.value(key):
         yield keys.same(key, note="no parameters besides the modules")
     elif chosen is None:
@@ -152,7 +152,7 @@ def say_parameters(keys: Keys, key: str, chosen: Chosen | None) -> Says:
 
 
 def say_tokens(keys: Keys, key: str) -> Says:
-    """Record PEFT's trainable_token_indices, a list of tokens or one for each named embedding."""
+    """State PEFT's trainable_token_indices, a list of tokens or one for each named embedding."""
     found = keys.value(key)
     if isinstance(found, Mapping):
         if [str(name).rpartition(".")[2] in EMBEDDED for name in found] != [True]:
@@ -183,7 +183,7 @@ def layers_of(keys: Keys) -> Rule[list[int] | None]:
 
 
 def say_patterns(keys: Keys) -> Says:
-    """Record rank_pattern, alpha_pattern. A key is the end of a module's name, or a regular expression."""
+    """State rank_pattern, alpha_pattern. A key is the end of a module's name, or a regular expression."""
     for key, target, kind in (
         ("rank_pattern", "lora.rank_pattern", int),
         ("alpha_pattern", "lora.alpha_pattern", float),
@@ -206,7 +206,7 @@ def _spelling(name: str) -> str:
 
 
 def say_dropout(keys: Keys, chosen: Chosen | None) -> Says:
-    """Record `lora_dropout`. PEFT raises an error for it if it adapts parameters."""
+    """State `lora_dropout`. PEFT raises an error for it if it adapts parameters."""
     dropout = keys.number("lora_dropout") or 0.0
     if dropout and chosen is not None and chosen.parameters:
         message = f"a dropout of {dropout:g} with adapters on parameters, for which PEFT has no dropout"
@@ -226,7 +226,7 @@ PRINCIPAL = re.compile(r"olora|pissa(_niter_[1-9]\d{0,2})?")
 
 
 def say_loftq(keys: Keys, key: str, config: Any) -> Says:
-    """Record LoftQ, after which nf4 represents the base's weights exactly."""
+    """State LoftQ, after which nf4 represents the base's weights exactly."""
     config = config if isinstance(config, Mapping) else {}
     bits, iterations = config.get("loftq_bits", 4), config.get("loftq_iter", 1)
     if bits != 4:
@@ -241,7 +241,7 @@ def say_loftq(keys: Keys, key: str, config: Any) -> Says:
 
 
 def say_init(keys: Keys, key: str, found: Any) -> Says:
-    """Record PEFT's `init_lora_weights`."""
+    """State PEFT's `init_lora_weights`."""
     name = str(found).lower()
     if found is True or name == "true":
         yield keys.say(key, {"lora.init": "peft"})
@@ -266,7 +266,7 @@ def say_init(keys: Keys, key: str, found: Any) -> Says:
 
 
 def say_head(keys: Keys, key: str) -> Says:
-    """Record a switch for an adapter on the output head."""
+    """State a switch for an adapter on the output head."""
     if keys.flag(key):
         yield keys.say(key, {}, "recipec puts no adapter on lm_head: it trains fewer parameters")
     yield keys.same(key, note="off")

@@ -235,7 +235,7 @@ def unlimited(keys: Keys) -> int:
 
 
 def length(keys: Keys, key: str, note: str = "") -> Says:
-    """Record the length at which samples are cut off. The note says how the tool cuts them differently."""
+    """State the length at which samples are cut off. The note says how the tool cuts them differently."""
     most = keys.integer(key) if keys.given(key) or not keys.stands(key) else None
     if most is None:
         sets = {"data.max_length": unlimited(keys), "data.overlong": "error"}
@@ -258,7 +258,7 @@ KEPT = "rows come in the sources' order, as in the tool; recipec packs them with
 def say_stream(
     keys: Keys, switch: str, buffers: Sequence[str] = (), size: int = 1000, on: bool | None = None
 ) -> Says:
-    """Record a switch for streaming, after all other keys of the data and of the run's length.
+    """State a switch for streaming, after all other keys of the data and of the run's length.
 
     Args:
         buffers: keys for the number of rows to shuffle among; the first one in the file counts.

@@ -103,7 +103,7 @@ def coefficient(model: Model | None) -> float | None:
 
 
 def say_coefficient(keys: Keys, key: str, model: Model | None, to: Sequence[str] = ()) -> Says:
-    """Record a key with the coefficient of the load-balancing loss."""
+    """State a key with the coefficient of the load-balancing loss."""
     value = keys.number(key)
     if model is None:
         note = "recipec does not know whether the model has experts; the key is train.router_aux_loss_coef"
@@ -115,7 +115,7 @@ def say_coefficient(keys: Keys, key: str, model: Model | None, to: Sequence[str]
 
 
 def say_overrides(keys: Keys, key: str, model: Model | None) -> Rule[bool]:
-    """Record overrides of config.json if they only affect the load-balancing loss.
+    """State overrides of config.json if they only affect the load-balancing loss.
 
     Returns:
         Whether they do.

@@ -49,7 +49,7 @@ def _patterns(layers: Sequence[int], stems: Sequence[str]) -> list[str]:
 
 
 def say_layers(keys: Keys, model: Model | None) -> Says:
-    """Record LLaMA-Factory's freeze tuning: some of the last layers are trained, or of the first ones."""
+    """State LLaMA-Factory's freeze tuning: some of the last layers are trained, or of the first ones."""
     yield keys.sets("lora", None, "the run has no adapters")
     count = keys.integer("freeze_trainable_layers") if keys.given("freeze_trainable_layers") else 2
     given = {key: keys.texts(key) for key in ("freeze_trainable_modules", "freeze_extra_modules")}
@@ -96,7 +96,7 @@ def unfrozen(keys: Keys, key: str, model: Model) -> list[str]:
 
 
 def say_adapters(keys: Keys, key: str, model: Model | None) -> Says:
-    """Record Axolotl's patterns next to adapters, of which it freezes all whose names no pattern matches.
+    """State Axolotl's patterns next to adapters, of which it freezes all whose names no pattern matches.
 
     PEFT's names begin with `base_model.model.`, so patterns of the model's own names leave nothing to train.
     """

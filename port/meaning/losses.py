@@ -101,7 +101,7 @@ def _of_columns(row: dict[str, Any], column: str) -> str | None:
 
 
 def masks(keys: Keys, form: str) -> Says:
-    """Record which tokens carry loss."""
+    """State which tokens carry loss."""
     assistant, completion = keys.flag("assistant_only_loss"), keys.value("completion_only_loss")
     if form == "chat":
         yield keys.say("assistant_only_loss", {"data.loss_on": "assistant" if assistant else "all"})
@@ -127,7 +127,7 @@ CUT = "a sample in recipec attends only to itself, and is whole or truncated; th
 
 
 def packing(keys: Keys, always: str = "") -> Says:
-    """Record whether samples are packed.
+    """State whether samples are packed.
 
     Args:
         always: why the tool packs whatever the file says, "" if the file decides.
@@ -162,7 +162,7 @@ def supervised(keys: Keys) -> Says:
 
 
 def weighted(keys: Keys, key: str, loss: str, note: str = "") -> Says:
-    """Record a key that selects a loss that weights tokens."""
+    """State a key that selects a loss that weights tokens."""
     yield keys.say(key, {"train.loss_type": loss}, note)
     yield from keys.passive(("label_smoothing_factor",), f"the loss {loss} does not read it")
 
@@ -173,7 +173,7 @@ def of_pairs(
     names: tuple[str, str] = ("loss_type", "label_smoothing"),
     smoothed: frozenset[str] | None = None,
 ) -> Says:
-    """Record the loss of a pair, and the keys that only this loss reads."""
+    """State the loss of a pair, and the keys that only this loss reads."""
     key, smoothing = names
     had, given = OBJECTIVES[objective].losses, keys.value(key) or "sigmoid"
     every = given if isinstance(given, list) else [given]
@@ -199,7 +199,7 @@ def cpo(keys: Keys) -> Says:
 
 
 def kto(keys: Keys) -> Says:
-    """Record the loss of single answers, and its weights."""
+    """State the loss of single answers, and its weights."""
     given = keys.value("loss_type") or "kto"
     every = given if isinstance(given, list) else [given]
     had = OBJECTIVES["kto"].losses
@@ -214,7 +214,7 @@ def kto(keys: Keys) -> Says:
 
 
 def weights(keys: Keys, desirable: str, undesirable: str) -> Says:
-    """Record KTO's weights of desirable and undesirable answers, under the given keys."""
+    """State KTO's weights of desirable and undesirable answers, under the given keys."""
     for name, key in (("desirable_weight", desirable), ("undesirable_weight", undesirable)):
         value = keys.number(key)
         yield keys.same(key, {f"train.{name}": 1.0 if value is None else value})

@@ -101,7 +101,7 @@ def stored(name: str | None, folder: Path) -> str:
 
 
 def say_model(keys: Keys, key: str, revision: str) -> Rule[Named | None]:
-    """Record the keys that name a model and its revision. Return None if no model is named.
+    """State the keys that name a model and its revision. Return None if no model is named.
 
     An unknown model's id still goes into the recipe. The recipe's checks report it.
     """
@@ -132,7 +132,7 @@ def way_out(name: str, key: str) -> str | None:
 
 
 def say_flash(keys: Keys) -> Says:
-    """Record `attn_implementation` if it asks for a fused kernel."""
+    """State `attn_implementation` if it asks for a fused kernel."""
     if "flash" in (keys.text("attn_implementation") or ""):
         yield keys.same("attn_implementation", {"model.attention": "splash"}, "the TPU's fused kernel")
 

@@ -21,7 +21,7 @@ LATER = "fake_quant_after_n_steps"
 
 
 def say_group(keys: Keys, key: str, default: int) -> Says:
-    """Record the size of a group of weights."""
+    """State the size of a group of weights."""
     size = keys.integer(key) or default
     keys.defaults = {**keys.defaults, key: default}
     if size < 2:
@@ -30,7 +30,7 @@ def say_group(keys: Keys, key: str, default: int) -> Says:
 
 
 def say_later(keys: Keys, from_zero: bool = False) -> Says:
-    """Record the steps before rounding begins.
+    """State the steps before rounding begins.
 
     Args:
         from_zero: whether the tool rounds from the first step at 0; otherwise it then never does.

@@ -198,7 +198,7 @@ W1178 = Code(
 
 
 def say_rows(keys: Keys, script: Script) -> Rule[str]:
-    """Record what becomes of the functions over rows, and return the format."""
+    """State what becomes of the functions over rows, and return the format."""
     rows = script.rows or Rows()
     several = isinstance(rows.content, dict) or script.objective != "sft"
     form, fields, body = _answers(rows.content) if several else _sft(rows.content)
@@ -240,7 +240,7 @@ def say_rows(keys: Keys, script: Script) -> Rule[str]:
 
 
 def say_arguments(keys: Keys, script: Script) -> Says:
-    """Record the arguments that only the script's own lines read."""
+    """State the arguments that only the script's own lines read."""
     below = keys.below("arguments")
     for name, note in script.arguments.items():
         if note.startswith("none "):
@@ -412,7 +412,7 @@ CHATML = ["<|im_start|>", "<|im_end|>"]
 
 
 def _set_up(keys: Keys, form: str, named: Named | None) -> Rule[bool]:
-    """Record TRL's setup_chat_format, which writes ChatML, and return whether the run has its template."""
+    """State TRL's setup_chat_format, which writes ChatML, and return whether the run has its template."""
     key, model = "setup_chat_format", named.model if named else None
     if not keys.given(key):
         return False
@@ -440,7 +440,7 @@ def _set_up(keys: Keys, form: str, named: Named | None) -> Rule[bool]:
 
 
 def say_template(keys: Keys, form: str, named: Named | None) -> Says:
-    """Record the chat template that the script gives its tokenizer."""
+    """State the chat template that the script gives its tokenizer."""
     if (yield from _set_up(keys, form, named)):
         yield keys.same("chat_template", note="setup_chat_format replaces it")
         return

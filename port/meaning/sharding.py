@@ -21,7 +21,7 @@ UNSAID = "the files do not give the number of GPUs of the run: {}; --devices N s
 
 
 def assumed(keys: Keys, launch: Launch, rows: Mapping[str, Any]) -> Says:
-    """Record the number of GPUs of a run whose files do not say it."""
+    """State the number of GPUs of a run whose files do not say it."""
     count = devices(keys.ledger, launch)
     group = f"recipec assumes {count}, which share each row" if count > 1 else "recipec assumes one"
     yield keys.defaulted("--devices", count, rows, UNSAID.format(group))
@@ -94,7 +94,7 @@ def devices(ledger: Ledger, launch: Launch) -> int:
 
 
 def ray(keys: Keys, launch: Launch) -> Rule[Launch]:
-    """Record `ray_num_workers`: Ray starts this many processes, each with one GPU."""
+    """State `ray_num_workers`: Ray starts this many processes, each with one GPU."""
     count = keys.integer("ray_num_workers") if keys.given("ray_num_workers") else None
     if count is None or count < 1 or (keys.stands("use_ray") and not keys.flag("use_ray")):
         yield keys.same("ray_num_workers", note=REASONS["launch"])
@@ -104,7 +104,7 @@ def ray(keys: Keys, launch: Launch) -> Rule[Launch]:
 
 
 def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | None = None) -> Rule[Launch]:
-    """Record every key of accelerate's file (`accelerate launch --config_file`)."""
+    """State every key of accelerate's file (`accelerate launch --config_file`)."""
     keys = Keys(ledger, source, "accelerate", {"num_machines": 1, "mixed_precision": "no"})
     kind = str(keys.value("distributed_type") or "NO").upper()
     single = kind in ("NO", "NONE")
@@ -155,7 +155,7 @@ launch compute_environment debug use_cpu machine_rank gpu_ids main_process_ip ma
 
 
 def fsdp(keys: Keys) -> Rule[bool]:
-    """Record the keys of an `fsdp_config`, with or without the prefix fsdp_."""
+    """State the keys of an `fsdp_config`, with or without the prefix fsdp_."""
     remat = False
     for name in (yield from _names(keys)):
         bare = name.removeprefix("fsdp_")
@@ -181,7 +181,7 @@ exact mixed_precision_policy: model.dtype sets the precision
 
 
 def parallelism(keys: Keys) -> Rule[int]:
-    """Record the keys of a `parallelism_config`, with or without accelerate's prefix."""
+    """State the keys of a `parallelism_config`, with or without accelerate's prefix."""
     shared = 1
     for name in (yield from _names(keys)):
         bare = str(name).removeprefix("parallelism_config_")
@@ -222,7 +222,7 @@ exact data_types: recipec accumulates gradients in float32
 
 
 def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> Rule[DeepSpeed]:
-    """Record the keys of a DeepSpeed configuration, or of accelerate's deepspeed_config."""
+    """State the keys of a DeepSpeed configuration, or of accelerate's deepspeed_config."""
     found = keys.source.get(keys.prefix.rstrip(".")) if keys.prefix else keys.source.data
     optimizer = scheduler = None
     shared = 1

@@ -66,7 +66,7 @@ def dtype_of(keys: Keys, key: str) -> str:
 
 
 def say_run(keys: Keys, run: Run, launch: Launch, taken: DeepSpeed, dtype: str) -> Says:
-    """Record batch, length, optimizer, schedule, precision and order."""
+    """State batch, length, optimizer, schedule, precision and order."""
     yield from batch(keys, launch)
     yield from length(keys)
     yield from optimizer(keys, run, taken)
@@ -85,7 +85,7 @@ def launched(keys: Keys) -> Rule[Launch]:
 
 
 def placement(keys: Keys, launch: Launch) -> Rule[tuple[Launch, DeepSpeed]]:
-    """Record `fsdp`, `fsdp_config`, `parallelism_config` and `deepspeed`, and DeepSpeed's own file.
+    """State `fsdp`, `fsdp_config`, `parallelism_config` and `deepspeed`, and DeepSpeed's own file.
 
     Returns:
         `launch` with the additions of these keys, and what DeepSpeed overrides.
@@ -113,7 +113,7 @@ def placement(keys: Keys, launch: Launch) -> Rule[tuple[Launch, DeepSpeed]]:
 
 
 def batch(keys: Keys, launch: Launch) -> Says:
-    """Record the rows of a step: rows per device x accumulation x data-parallel devices."""
+    """State the rows of a step: rows per device x accumulation x data-parallel devices."""
     per_device = keys.integer("per_device_train_batch_size") or 1
     accumulation = keys.integer("gradient_accumulation_steps") or 1
     processes = sharding.devices(keys.ledger, launch)
@@ -143,7 +143,7 @@ def batch(keys: Keys, launch: Launch) -> Says:
 
 
 def length(keys: Keys) -> Says:
-    """Record `max_steps`, or else `num_train_epochs`."""
+    """State `max_steps`, or else `num_train_epochs`."""
     steps = keys.integer("max_steps")
     epochs = keys.number("num_train_epochs")
     if steps is not None and steps > 0:
@@ -165,7 +165,7 @@ def length(keys: Keys) -> Says:
 
 
 def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> Says:
-    """Record the optimizer, its hyperparameters and gradient clipping."""
+    """State the optimizer, its hyperparameters and gradient clipping."""
     name = taken.optimizer or str(keys.value(run.optim) or "adamw_torch_fused")
     found = training.optimizer_of(name)
     if run.muon and not taken.optimizer:
@@ -206,7 +206,7 @@ def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> Says:
 
 
 def say_rmsprop(keys: Keys, given: Mapping[str, str]) -> Says:
-    """Record the arguments of rmsprop, which are in `optim_args` alone."""
+    """State the arguments of rmsprop, which are in `optim_args` alone."""
     try:
         yield keys.default(
             "optim_args", "alpha=0.99, eps=1e-8", training.of_rmsprop(given), "PyTorch's defaults"
@@ -224,7 +224,7 @@ def _arguments(keys: Keys) -> Rule[dict[str, str]]:
 
 
 def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> Says:
-    """Record the schedule and its warm-up."""
+    """State the schedule and its warm-up."""
     name, note = str(keys.value("lr_scheduler_type")), ""
     if taken.scheduler is not None:
         name, note = _DEEPSPEED_SCHEDULES.get(taken.scheduler, (name, ""))
@@ -267,7 +267,7 @@ _DEEPSPEED_SCHEDULES: Mapping[str, tuple[str, str]] = {
 
 
 def precision(keys: Keys, run: Run, launch: Launch, dtype: str) -> Says:
-    """Record `bf16` and `fp16`, given the type that the weights are loaded in."""
+    """State `bf16` and `fp16`, given the type that the weights are loaded in."""
     half = keys.flag("fp16")
     unset = keys.value("bf16") is None
     mixed = (keys.tool == "TRL" and not half) if unset else keys.flag("bf16")
@@ -294,7 +294,7 @@ def precision(keys: Keys, run: Run, launch: Launch, dtype: str) -> Says:
 
 
 def order(keys: Keys) -> Says:
-    """Record seeds and the order of the samples."""
+    """State seeds and the order of the samples."""
     seed = keys.integer("seed") or 0
     shuffle = keys.integer("data_seed") if keys.given("data_seed") else seed
     sampling = keys.value("train_sampling_strategy") or "random"
@@ -318,13 +318,13 @@ def order(keys: Keys) -> Says:
 
 
 def memory(keys: Keys, launch: Launch, key: str = "gradient_checkpointing") -> Says:
-    """Record rematerialization."""
+    """State rematerialization."""
     on = keys.flag(key) or launch.remat
     yield keys.say(key, {"remat.policy": "decoder" if on else "none"})
 
 
 def bookkeeping(keys: Keys) -> Says:
-    """Record logs, checkpoints and evaluation, and all keys that do not affect any number."""
+    """State logs, checkpoints and evaluation, and all keys that do not affect any number."""
     yield from training.directory(keys, "output_dir")
     yield from training.hub(keys)
     every = keys.number("logging_steps")
@@ -351,7 +351,7 @@ def bookkeeping(keys: Keys) -> Says:
 
 
 def evaluation(keys: Keys) -> Rule[bool]:
-    """Record `eval_strategy` and `eval_steps`."""
+    """State `eval_strategy` and `eval_steps`."""
     strategy = str(keys.value("eval_strategy") or "no")
     every = keys.number("eval_steps") or keys.number("logging_steps")
     if strategy == "steps" and every is not None and every >= 1:

@@ -165,7 +165,7 @@ def optimizer_of(name: str) -> Translation:
 
 
 def say_optimizer(keys: Keys, key: str, name: str, found: Translation, help: str) -> Says:
-    """Record an optimizer. One with another update rule is an error."""
+    """State an optimizer. One with another update rule is an error."""
     sets = {"train.optimizer.name": found.name}
     if not found.same:
         message = f"the optimizer {name} has no counterpart: {found.note}"
@@ -244,7 +244,7 @@ files fused foreach capturable differentiable is_paged block_wise bf16_stochasti
 
 
 def say_torch_optimizer(keys: Keys, name: str, where: Keys, key: str) -> Says:
-    """Record an optimizer's class and its arguments."""
+    """State an optimizer's class and its arguments."""
     found = optimizer_of(name)
     bare = name.rpartition(".")[2].lower().removeprefix("paged")
     begins = next((kind for kind in TORCH_DEFAULTS if bare.startswith(kind)), "adamw")
@@ -434,7 +434,7 @@ BY_ENVIRONMENT = "transformers reads WANDB_PROJECT, or else uses `huggingface`, 
 
 
 def directory(keys: Keys, key: str) -> Says:
-    """Record the folder for results. A folder in a bucket is also used for the checkpoints."""
+    """State the folder for results. A folder in a bucket is also used for the checkpoints."""
     given = keys.source.get(keys.prefix + key, None)
     remote = isinstance(given, str) and given.startswith(("gs://", "gcs://"))
     if remote:
@@ -458,7 +458,7 @@ SERVICES = (
 
 
 def best(keys: Keys, patience: str = PATIENCE, also: Mapping[str, Any] | None = None) -> Says:
-    """Record what depends on evaluations: transformers' early stopping, and the best model."""
+    """State what depends on evaluations: transformers' early stopping, and the best model."""
     evaluates = bool(keys.ledger.value("data.eval") or keys.ledger.value("data.eval_fraction"))
     metric = str(keys.value("metric_for_best_model") or "loss").removeprefix("eval_")
     why = "" if evaluates else "the recipe has no evaluation data"
@@ -483,7 +483,7 @@ def best(keys: Keys, patience: str = PATIENCE, also: Mapping[str, Any] | None = 
 
 
 def report_to(keys: Keys) -> Says:
-    """Record transformers' `report_to`: the loggers by name."""
+    """State transformers' `report_to`: the loggers by name."""
     given = keys.value("report_to")
     names = given if isinstance(given, list) else [given]
     lost = [str(name) for name in names if name not in (*OFF, "all", "tensorboard", "wandb", "mlflow")]
@@ -505,7 +505,7 @@ HUB = (
 
 
 def hub(keys: Keys) -> Says:
-    """Record transformers' upload to the hub, with the keys that `push_to_hub` needs."""
+    """State transformers' upload to the hub, with the keys that `push_to_hub` needs."""
     pushes = keys.flag("push_to_hub")
     for key in HUB:
         if pushes:
