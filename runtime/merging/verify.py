@@ -335,11 +335,11 @@ def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:
         for path, parameter in variables_of(built.model).items()
         if isinstance(parameter, nnx.LoRAParam)
     }
-    values = [(p.path, p.spec, trained.read(p.path)) for p in built.whole]
+    values = {p.path: (p.spec, trained.read(p.path)) for p in built.whole}
     for adapter in built.adapters:
         arrays = trained.arrays[adapter.target.weight]
-        values += [(path, spec, value) for (path, _, spec), value in zip(adapter.arrays, arrays, strict=True)]
-    for path, spec, value in values:
+        values |= {path: (spec, array) for (path, _, spec), array in zip(adapter.arrays, arrays, strict=True)}
+    for path, (spec, value) in values.items():
         variable = variables.pop(path)
         array = value.astype(variable.get_raw_value().dtype)
         variable.set_raw_value(jax.device_put(array, named(mesh, spec)))

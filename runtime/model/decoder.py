@@ -1,36 +1,40 @@
-"""The decoder for every family that Tunix has no model for, or no correct one.
+"""The decoder of every family.
 
-A DecoderArchitecture chooses its parts. Its modules have the same names as Tunix's, so that LoRA,
-recomputation and the output head use the same code for both. It generates no text: there is no cache.
+A DecoderArchitecture chooses its parts. It generates no text: there is no cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from . import layers
+from .attention import attend_within
+from .experts import Mixture
 from .families.base import CHUNKED
-from .families.description import Experts, Norm
+from .families.description import Norm
 from .layers import (
     ACTIVATIONS,
     HEADS,
     MLP,
     STREAM,
+    Batch,
     Block,
     Config,
     Einsum,
     Embedder,
     Normalization,
-    RematConfig,
     capped,
+    named,
     scaled,
     unit,
 )
+from .mixers import DeltaNet, Mamba, Mamba1, ShortConv
+from .noise import with_noise
+from .remat import OF_LAYERS
 from .rope import rotate, sin_cos
 from .sharding import constrain
 
@@ -57,13 +61,27 @@ class Seen(NamedTuple):
     softcap: float | None = None
 
 
-def attend(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: jax.Array | None,
-    scale: float,
-    seen: Seen,
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, batch: Batch, scale: float, seen: Seen) -> jax.Array:
+    """Compute attention from all scores, or without a mask by the splash kernel.
+
+    Args:
+        q: [B, T, N, H].
+        k, v: [B, T, K, H], K dividing N: query head n reads head n * K // N. Values may have another width.
+        scale: factor of the scores.
+        seen: further limits on what a token sees. For the kernel, parts are segments, or within them.
+
+    Returns:
+        [B, T, N, H] in q's dtype, with the values' width.
+    """
+    if batch.mask is not None:
+        return attend_by_scores(q, k, v, batch.mask, scale, seen)
+    kernel = attend_within(batch.segment_ids, batch.attention_block)
+    q = q if scale == 1 else q * scale
+    return kernel(q, k, v, seen.window, seen.softcap, seen.sinks, seen.parts)
+
+
+def attend_by_scores(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, scale: float, seen: Seen
 ) -> jax.Array:
     """Compute attention from its full scores, which are normalized in float32.
 
@@ -77,7 +95,6 @@ def attend(
     Returns:
         [B, T, N, H] in q's dtype, with the values' width.
     """
-    assert mask is not None
     rows, length, heads, features = q.shape
     grouped = q.reshape(rows, length, k.shape[2], -1, features)
     scores = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k)
@@ -98,27 +115,6 @@ def attend(
     else:
         weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     return jnp.einsum("BKGTS,BSKH->BTKGH", weights, v).reshape(rows, length, heads, v.shape[-1])
-
-
-def by_kernel(kernel: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Make `attend` from splash attention, which handles the segments itself: parts are segments, or in them.
-
-    Args:
-        kernel: the function that attention.attend_within returns.
-    """
-
-    def attend(
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        mask: Any,
-        scale: float,
-        seen: Seen,
-    ) -> jax.Array:
-        q = q if scale == 1 else q * scale
-        return kernel(q, k, v, seen.window, seen.softcap, seen.sinks, seen.parts)
-
-    return attend
 
 
 def chunks(segment_ids: jax.Array, positions: jax.Array, size: int) -> jax.Array:
@@ -175,9 +171,8 @@ class Attention(Block):
     def block(
         self,
         x: jax.Array,
-        positions: jax.Array,
+        batch: Batch,
         turn: Turn | None,
-        mask: jax.Array | None,
         kv: KeysAndValues | None = None,
     ) -> tuple[jax.Array, KeysAndValues | None]:
         """Return the output [B, T, D], and the keys and values if a later layer reads them.
@@ -189,18 +184,18 @@ class Attention(Block):
         q, k, v, gate = self.inputs(x, turn) if kv is None else (self.queries(x, turn), *kv, None)
         grown = a.query_growth
         if grown is not None and not (grown.unturned and turn is not None):
-            times = jnp.floor((positions + grown.shift).astype(jnp.float32) / grown.length)
+            times = jnp.floor((batch.positions + grown.shift).astype(jnp.float32) / grown.length)
             growth = 1 + grown.beta * jnp.log1p(times)
             q = (q * growth[..., None, None]).astype(q.dtype)
         window, parts = a.window(self.layer), None
         if a.layer_types[self.layer] == CHUNKED and window is not None and window < x.shape[1]:
-            parts = chunks(layers.segments(), positions, window)
+            parts = chunks(batch.segment_ids, batch.positions, window)
         sinks = None if self.sinks is None else self.sinks.get_value()
         seen = Seen(window, sinks, parts, a.score_softcap)
-        out = attend(q, k, v, mask, a.attention_scale, seen)
+        out = attend(q, k, v, batch, a.attention_scale, seen)
         if gate is not None:
             out = out * jax.nn.sigmoid(gate)
-        return constrain(self.o_proj(out), STREAM), (k, v) if a.lends_kv(self.layer) else None
+        return constrain(self.o_proj(named(out, batch)), STREAM), (k, v) if a.lends_kv(self.layer) else None
 
     def queries(self, x: jax.Array, turn: Turn | None) -> jax.Array:
         """Return rotated queries [B, T, N, H] of a layer without keys and values of its own."""
@@ -285,7 +280,7 @@ class LatentAttention(Attention):
 class DecoderLayer(Block):
     """One layer: attention, a state, or both, and the feed-forward block, with their norms."""
 
-    recomputed_by = RematConfig.DECODER
+    recomputed_by = OF_LAYERS
 
     def __init__(self, config: Config, layer: int) -> None:
         a, dtype = config.architecture, config.dtype
@@ -296,12 +291,12 @@ class DecoderLayer(Block):
         parts = a.parts(layer)
         self.attn = _attention(config, layer, parts)
         self.mamba = _mamba(config) if "mamba" in parts else None
-        self.conv = _conv(config) if "conv" in parts else None
+        self.conv = ShortConv(config) if "conv" in parts else None
         self.mixes = parts != ("mlp",)
         self.mlp = _feed_forward(config, layer) if "mlp" in parts else None
         experts = a.experts_of(layer)
         if experts is not None and experts.added:
-            self.moe = _mixture(config, experts)
+            self.moe = Mixture(config, experts)
         if a.per_layer_input:
             self.per_layer_input_gate = Einsum(
                 "BTI,IO->BTO", (a.hidden_size, a.per_layer_input), dtype, "kernel"
@@ -315,9 +310,8 @@ class DecoderLayer(Block):
     def block(
         self,
         x: jax.Array,
-        positions: jax.Array,
+        batch: Batch,
         turn: Turn | None,
-        mask: jax.Array | None,
         own: jax.Array | None = None,
         kv: KeysAndValues | None = None,
     ) -> tuple[jax.Array, KeysAndValues | None]:
@@ -330,7 +324,7 @@ class DecoderLayer(Block):
         places = self.config.architecture.places
         if self.mixes:
             normed = self.normed(places.before_attention, x)
-            mixed, kv = self.mixed(normed, positions, turn, mask, kv)
+            mixed, kv = self.mixed(normed, batch, turn, kv)
             mixed = self.normed(places.after_attention, mixed)
             if places.parallel:
                 read = normed if places.before_mlp is None else self.normed(places.before_mlp, x)
@@ -351,23 +345,22 @@ class DecoderLayer(Block):
     def mixed(
         self,
         x: jax.Array,
-        positions: jax.Array,
+        batch: Batch,
         turn: Turn | None,
-        mask: jax.Array | None,
         kv: KeysAndValues | None,
     ) -> tuple[jax.Array, KeysAndValues | None]:
         """Return the output of attention, of what carries a state, or their sum; and attention's keys and
         values if a later layer reads them."""
         scales, out = self.config.architecture.scales, []
         if self.mamba is not None:
-            out.append(scaled(self.mamba(x), scales.mamba_output))
+            out.append(scaled(self.mamba(x, batch), scales.mamba_output))
         if self.conv is not None:
-            out.append(self.conv(x))
+            out.append(self.conv(x, batch))
         if isinstance(self.attn, Attention):
-            attended, kv = self.attn(scaled(x, scales.attention_input), positions, turn, mask, kv)
+            attended, kv = self.attn(scaled(x, scales.attention_input), batch, turn, kv)
             out.append(scaled(attended, scales.attention_output))
         elif self.attn is not None:
-            out.append(self.attn(x))
+            out.append(self.attn(x, batch))
         return sum(out[1:], out[0]), kv
 
     def fed(self, x: jax.Array) -> jax.Array:
@@ -384,46 +377,25 @@ class DecoderLayer(Block):
 def _attention(config: Config, layer: int, parts: Collection[str]) -> nnx.Module | None:
     if "attention" in parts:
         return (Attention if config.architecture.latent is None else LatentAttention)(config, layer)
-    if "delta" not in parts:
-        return None
-    from .mixers import DeltaNet
-
-    return DeltaNet(config)
+    return DeltaNet(config) if "delta" in parts else None
 
 
 def _mamba(config: Config) -> nnx.Module:
-    from .mixers import Mamba
-
-    if config.architecture.mamba is None or not config.architecture.mamba.rank:
-        return Mamba(config)
-    from .mixers import Mamba1
-
-    return Mamba1(config)
-
-
-def _conv(config: Config) -> nnx.Module:
-    from .mixers import ShortConv
-
-    return ShortConv(config)
+    sizes = config.architecture.mamba
+    return Mamba1(config) if sizes is not None and sizes.rank else Mamba(config)
 
 
 def _feed_forward(config: Config, layer: int) -> nnx.Module:
     experts = config.architecture.replaced_by(layer)
     if experts is None:
         return MLP(config, config.architecture.mlp_features(layer))
-    return _mixture(config, experts)
-
-
-def _mixture(config: Config, experts: Experts) -> nnx.Module:
-    from .experts import Mixture
-
     return Mixture(config, experts)
 
 
 class Decoder(nnx.Module):
     """The whole model."""
 
-    def __init__(self, config: Config, *, rngs: Any = None) -> None:
+    def __init__(self, config: Config) -> None:
         a, dtype = config.architecture, config.dtype
         self.config = config
         self.embedder = Embedder(a.vocab_size, a.hidden_size, dtype)
@@ -435,31 +407,22 @@ class Decoder(nnx.Module):
             bias = int("head" in a.biases)
             self.lm_head = Einsum("BTD,DV->BTV", (a.hidden_size, a.vocab_size), dtype, bias=bias)
 
-    def __call__(
-        self, tokens: jax.Array, positions: jax.Array, cache: None, mask: jax.Array | None
-    ) -> tuple[jax.Array, None]:
-        """Return logits [B, T, V], and no cache.
+    def __call__(self, tokens: jax.Array, batch: Batch) -> jax.Array:
+        """Return [B, T, D], the hidden states after the final norm, of which forward.Head makes logits.
 
         Args:
-            tokens, positions: int32[B, T].
-            cache: None; Tunix's models take a cache.
-            mask: bool[B, T, T], what each token may see; None if the attention handles it.
+            tokens: int32[B, T].
         """
         a = self.config.architecture
-        x = self.embedder.encode(tokens)
+        x = with_noise(self.embedder.encode(tokens))
         if a.embedding_scale != 1:
             x = x * jnp.asarray(a.embedding_scale, x.dtype)
         own = self.embedder.encode_layers(tokens, x) if a.per_layer_input else None
         turned = {kind: (rope, a.turned_dim(kind)) for kind, rope in a.ropes}
-        turns = {(rope, size): sin_cos(rope, positions, size) for rope, size in turned.values()}
+        turns = {(rope, size): sin_cos(rope, batch.positions, size) for rope, size in turned.values()}
         lent: dict[int, KeysAndValues | None] = {}
         for i, layer in enumerate(self.layers):
             turn = None if a.rope(i) is None else turns[turned[a.layer_types[i]]]
-            given = () if own is None else (own[:, :, i],)
-            if a.kv_shared_layers:
-                given = (*(given or (None,)), lent[a.kv_layer(i)] if a.shares_kv(i) else None)
-            x, lent[i] = layer(x, positions, turn, mask, *given)
-        x = self.final_norm(x)
-        logits = self.embedder.decode(x) if a.tied else self.lm_head(x)
-        logits = logits if a.logit_scale == 1 else logits * a.logit_scale
-        return (logits if a.logit_softcap is None else capped(logits, a.logit_softcap)), None
+            kv = lent[a.kv_layer(i)] if a.shares_kv(i) else None
+            x, lent[i] = layer(x, batch, turn, None if own is None else own[:, :, i], kv)
+        return self.final_norm(x)

@@ -1,23 +1,24 @@
 """The parts that layers of the decoder (decoder.py) are made of.
 
-They have the same names as Tunix's parts, so that LoRA, recomputation and the output head use the same code
-for both.
+Modules have Hugging Face's names.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from .families.description import DecoderArchitecture, Norm
-from .remat import recomputed
+from .remat import ATTENTION, POLICIES, PROJECTION, recomputed
 from .sharding import constrain
+from .trained import trained_rows
 
 STREAM = ("fsdp", None, "tp")
 """The sharding of the residual stream [B, T, D], and of features within a feed-forward block."""
@@ -36,51 +37,80 @@ XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 """The parameters of an xIELU, of which the last two are constants of the checkpoint."""
 
 
-class RematConfig(enum.Enum):
-    """What the backward pass recomputes, under Tunix's names."""
-
-    NONE = enum.auto()
-    BLOCK = enum.auto()
-    DECODER = enum.auto()
-
-
 @dataclass(frozen=True)
 class Config:
-    """A description, the dtype of parameters and activations, and what is recomputed."""
+    """A description, the dtype of parameters and activations, and the name of a policy of remat.POLICIES."""
 
     architecture: DecoderArchitecture
     dtype: Any
-    remat_config: RematConfig = RematConfig.NONE
+    remat: str = "none"
 
-    @property
-    def logit_scale(self) -> float:
-        return self.architecture.logit_scale
 
-    @property
-    def final_logit_softcap(self) -> float | None:
-        return self.architecture.logit_softcap
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("positions", "segment_ids", "mask"),
+    meta_fields=("attention_block",),
+)
+@dataclass(frozen=True)
+class Batch:
+    """What the layers read of the batch that is computed.
+
+    Attributes:
+        positions: int32[B, T], from each segment's first token.
+        segment_ids: int32[B, T], 0 for padding.
+        mask: bool[B, T, T], which tokens each token may attend to, by row, query and key; None for splash
+            attention, which reads the segments.
+        attention_block: tokens of the largest block of splash attention; None for attention.MOST.
+    """
+
+    positions: jax.Array
+    segment_ids: jax.Array
+    mask: jax.Array | None = None
+    attention_block: int | None = None
+
+    @classmethod
+    def of(cls, positions: jax.Array, segment_ids: jax.Array) -> Batch:
+        """Return a batch for attention that computes all scores."""
+        return cls(positions, segment_ids, attention_mask(segment_ids))
+
+
+def attention_mask(segment_ids: jax.Array) -> jax.Array:
+    """Return which tokens each token may attend to: the earlier ones of its segment; none from padding.
+
+    Args:
+        segment_ids: int32[B, T], 0 for padding.
+
+    Returns:
+        bool[B, T, T], indexed by row, query and key.
+    """
+    length = segment_ids.shape[1]
+    causal = jnp.tril(jnp.ones((length, length), bool))
+    same = segment_ids[:, :, None] == segment_ids[:, None, :]
+    return causal & same & (segment_ids > 0)[:, :, None]
 
 
 class Block(nnx.Module):
     """A part of a layer that may be recomputed from its input, if the config says so.
 
     Attributes:
-        recomputed_by: the policy of which this part is a unit.
+        recomputed_by: the policies that recompute this part from its input.
         has_experts: whether the loads of experts leave the part (expert_load.py).
     """
 
-    recomputed_by = RematConfig.BLOCK
+    recomputed_by: tuple[str, ...] = ("block",)
     has_experts = False
 
     def __call__(self, *args: Any) -> Any:
-        if self.config.remat_config is self.recomputed_by:
-            return recomputed(type(self).block, self.has_experts)(self, *args)
+        policy = self.config.remat
+        if policy in self.recomputed_by:
+            return recomputed(type(self).block, self.has_experts, POLICIES[policy])(self, *args)
         return self.block(*args)
 
 
-def segments() -> jax.Array:
-    """Return int32[B, T], the segments of the batch that is traced, which the mask does not tell."""
-    raise NotImplementedError("runtime.model.forward puts a batch's segments here while it is traced")
+def named(x: jax.Array, batch: Batch) -> jax.Array:
+    """Give attention's output, before its output projection, the name that policies of recomputation know.
+    The kernel of splash attention names what it keeps itself."""
+    return x if batch.mask is None else checkpoint_name(x, ATTENTION)
 
 
 def unit(x: jax.Array, axes: tuple[int, ...], eps: float) -> jax.Array:
@@ -117,7 +147,7 @@ class Einsum(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         out = jnp.einsum(self.einsum_str, x, getattr(self, self.weight).get_value())
-        return out if self.bias is None else out + self.bias.get_value()
+        return checkpoint_name(out if self.bias is None else out + self.bias.get_value(), PROJECTION)
 
 
 class Normalization(nnx.Module):
@@ -151,10 +181,13 @@ class Embedder(nnx.Module):
         self.input_embedding = nnx.Param(jnp.zeros((vocabulary, features), dtype))
 
     def encode(self, tokens: jax.Array) -> jax.Array:
-        return constrain(self.input_embedding[tokens], STREAM)
-
-    def decode(self, x: jax.Array) -> jax.Array:
-        return jnp.dot(x, self.input_embedding.get_value().T)
+        """Return [B, T, D], the embeddings of int32[B, T]; trained rows replace the table's own."""
+        x = self.input_embedding[tokens]
+        if (trained := trained_rows(self)) is not None:
+            rows, numbers = trained
+            same = tokens[..., None] == numbers
+            x = jnp.where(same.any(-1)[..., None], rows[jnp.argmax(same, -1)].astype(x.dtype), x)
+        return constrain(x, STREAM)
 
     def add_layers(self, config: Config) -> None:
         """Add what the layers' own inputs are made from."""

@@ -20,10 +20,13 @@ from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from . import sharding
 from .adapters import EMBEDDING, TOKEN_ROWS, Adapter, LoraSettings, Matrices, build_adapters
+from .decoder import Decoder
 from .families import Architecture, Family
 from .families.base import Parameter, Source, Spec
+from .families.decoder import described
 from .forward import Forward
 from .initial import initial_pair
+from .layers import Config
 from .lora import AdapterProvider, ProductProvider, attach, intercepted, magnitudes
 from .partition_rules import Rule, resolved
 from .quantize import (
@@ -35,7 +38,6 @@ from .quantize import (
     quantize,
     rounded_product,
 )
-from .recomputed import OF_TUNIX
 from .selection import train_only
 from .trained import attach_whole, first_rows, freeze
 
@@ -102,8 +104,8 @@ def abstract_model(
     parameters = resolved(family.parameters(architecture), rules, axes)
     if settings.trainable_modules:
         parameters = train_only(parameters, settings.trainable_modules)
-    model_class, config = family.tunix_model(architecture, dtype=jnp.dtype(settings.dtype))
-    model = nnx.eval_shape(lambda: model_class(config, rngs=_ConstantKeys()))
+    config = Config(described(architecture), jnp.dtype(settings.dtype), settings.remat)
+    model = nnx.eval_shape(lambda: Decoder(config))
     specs = {parameter.path: parameter.spec for parameter in parameters}
     adapters: tuple[Adapter, ...] = ()
     provider = None
@@ -133,7 +135,6 @@ def abstract_model(
     if lora is not None and lora.quantize is not None:
         quantized = layouts(family, architecture, parameters, lora.quantize, axes, lora.began)
         attach_quantized(model, quantized, settings.dtype)
-    rematerialize(model, settings.remat)
     forward = Forward(family, architecture, settings)
     return Built(model, parameters, adapters, provider, forward, quantized, whole, lora)
 
@@ -209,28 +210,6 @@ def build(
     return built
 
 
-class _ConstantKeys:
-    """Random keys for a model that is built only for its shapes.
-
-    nnx.Rngs counts its draws. Under a trace each count makes jax describe every equation so far,
-    which takes minutes at 60 layers.
-    """
-
-    @property
-    def params(self) -> _ConstantKey:
-        return _ConstantKey()
-
-
-class _ConstantKey:
-    """The stream of a _ConstantKeys. Qwen 2.5's embedding draws from it, other arrays call it for a key."""
-
-    def __call__(self) -> jax.Array:
-        return jax.random.key(0)
-
-    def normal(self, shape: Sequence[int], dtype: Any) -> jax.Array:
-        return jnp.zeros(shape, dtype)
-
-
 def variables_of(model: nnx.Module) -> dict[str, nnx.Variable]:
     """Return the model's variables by dotted path."""
     return {
@@ -260,18 +239,10 @@ def _check_leaves(model: nnx.Module, parameters: Sequence[Parameter], adapters: 
 
 
 def rematerialize(model: nnx.Module, policy: str) -> None:
-    """Turn recomputation on. Gemma 3's attention holds its own setting in addition to the config."""
+    """Change what the backward pass of a model recomputes."""
     for _, module in nnx.iter_modules(model):
-        holders: tuple[Any, ...] = (getattr(module, "config", None), module)
-        for holder in holders:
-            current = getattr(holder, "remat_config", None)
-            if current is None:
-                continue
-            wanted = type(current)[policy.upper() if policy in OF_TUNIX else "NONE"]
-            if holder is module:
-                module.remat_config = wanted
-            else:
-                object.__setattr__(holder, "remat_config", wanted)  # Llama 3's config is frozen
+        if isinstance(getattr(module, "config", None), Config):
+            module.config = replace(module.config, remat=policy)
 
 
 def _place(base: HFCheckpoint, parameter: Parameter, mesh: Mesh, dtype: np.dtype) -> jax.Array:

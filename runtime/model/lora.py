@@ -29,7 +29,7 @@ from .adapters import Adapter, LoraSettings
 from .families.base import parameter_path
 from .initial import path_hash
 from .quantize import Multiply, Product, dequantize, letters
-from .recomputed import PROJECTION
+from .remat import PROJECTION
 
 
 class ProductProvider(qwix.QuantizationProvider):

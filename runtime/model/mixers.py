@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from . import layers
 from .families.description import Norm
-from .layers import HEADS, STREAM, Block, Config, Einsum, Normalization, scaled, unit
+from .layers import HEADS, STREAM, Batch, Block, Config, Einsum, Normalization, named, scaled, unit
 from .sharding import constrain, parts
 
 CHUNK = 64
@@ -47,10 +46,10 @@ class Mixer(Block):
         self.conv1d = nnx.Param(jnp.zeros((channels, taps), dtype))
         self.conv1d_bias = nnx.Param(jnp.zeros(channels, dtype)) if bias else None
 
-    def convolve(self, x: jax.Array) -> jax.Array:
-        """Convolve [B, T, D] within the segments of the batch that is traced."""
+    def convolve(self, x: jax.Array, batch: Batch) -> jax.Array:
+        """Convolve [B, T, D] within the batch's segments."""
         bias = None if self.conv1d_bias is None else self.conv1d_bias.get_value()
-        return causal_conv(x, self.conv1d.get_value(), layers.segments(), bias)
+        return causal_conv(x, self.conv1d.get_value(), batch.segment_ids, bias)
 
 
 def causal_conv(
@@ -96,9 +95,9 @@ class ShortConv(Mixer):
         self.add_convolution(d, a.conv.taps, bias, dtype)
         self.out_proj = Einsum("BTI,IO->BTO", (d, d), dtype, "kernel", int(bias))
 
-    def block(self, x: jax.Array) -> jax.Array:
+    def block(self, x: jax.Array, batch: Batch) -> jax.Array:
         b, c, x = jnp.moveaxis(self.in_proj(x), 2, 0)
-        return constrain(self.out_proj(constrain(c * self.convolve(b * x), STREAM)), STREAM)
+        return constrain(self.out_proj(constrain(c * self.convolve(b * x, batch), STREAM)), STREAM)
 
 
 def by_chunk(x: jax.Array, chunk: int) -> jax.Array:
@@ -212,14 +211,15 @@ class DeltaNet(Mixer):
         self.norm = Normalization(Norm(a.norm.eps), (h,), dtype)
         self.out_proj = Einsum("BTNH,NHD->BTD", (n, h, d), dtype)
 
-    def block(self, x: jax.Array, *_: Any) -> jax.Array:
+    def block(self, x: jax.Array, batch: Batch) -> jax.Array:
         mixed, z, b, a = self.projected(x)
-        q, k, v = self.convolved(mixed)
+        q, k, v = self.convolved(mixed, batch)
         beta = jax.nn.sigmoid(b.astype(jnp.float32))
         decay = -jnp.exp(wide(self.A_log)) * jax.nn.softplus(a.astype(jnp.float32) + wide(self.dt_bias))
-        out = self.norm(gated_delta_rule(q, k, v, decay, beta, layers.segments()))
+        out = self.norm(gated_delta_rule(q, k, v, decay, beta, batch.segment_ids))
         gate = jax.nn.silu(constrain(z, HEADS).astype(jnp.float32))
-        return constrain(self.out_proj((out.astype(jnp.float32) * gate).astype(x.dtype)), STREAM)
+        gated = (out.astype(jnp.float32) * gate).astype(x.dtype)
+        return constrain(self.out_proj(named(gated, batch)), STREAM)
 
     def projected(self, x: jax.Array) -> tuple[jax.Array, ...]:
         """Return queries, keys and values concatenated as [B, T, C], gates [B, T, N, Dv], and the inputs of
@@ -234,12 +234,12 @@ class DeltaNet(Mixer):
         q, k, v, b, a = (part.reshape(*x.shape[:2], -1) for part in (q, k, v, b, a))
         return jnp.concatenate((q, k, v), axis=-1), z.reshape(*x.shape[:2], -1, delta.value_dim), b, a
 
-    def convolved(self, mixed: jax.Array) -> tuple[jax.Array, ...]:
+    def convolved(self, mixed: jax.Array, batch: Batch) -> tuple[jax.Array, ...]:
         """Convolve and split: queries and keys [B, T, K, Dk], values [B, T, N, Dv]."""
         delta = self.config.architecture.delta
         assert delta is not None
         keys = delta.key_heads * delta.key_dim
-        vectors = jnp.split(jax.nn.silu(self.convolve(mixed)), (keys, 2 * keys), axis=-1)
+        vectors = jnp.split(jax.nn.silu(self.convolve(mixed, batch)), (keys, 2 * keys), axis=-1)
         heads = (delta.key_heads, delta.key_heads, delta.value_heads)
         return tuple(x.reshape(*mixed.shape[:2], n, -1) for x, n in zip(vectors, heads, strict=True))
 
@@ -373,22 +373,22 @@ class Mamba(Mixer):
         self.norm = nnx.Param(jnp.zeros(m.inner, dtype)) if m.norm_parts else None
         self.out_proj = Einsum("BTNH,NHD->BTD", out_of, dtype, bias=int("out" in m.biases))
 
-    def block(self, x: jax.Array) -> jax.Array:
-        return constrain(self.out_proj(self.mixed(x).astype(x.dtype)), STREAM)
+    def block(self, x: jax.Array, batch: Batch) -> jax.Array:
+        return constrain(self.out_proj(named(self.mixed(x, batch).astype(x.dtype), batch)), STREAM)
 
-    def mixed(self, x: jax.Array) -> jax.Array:
+    def mixed(self, x: jax.Array, batch: Batch) -> jax.Array:
         """Return the input of the last projection, float32."""
         m = self.sizes
         projected = self.in_proj(scaled(x, m.input_scale))
         sections = jnp.split(projected, list(accumulate(m.projected[:-1])), axis=-1)
         gate, *mixed, step = (scaled(part, by) for part, by in zip(sections, m.scales, strict=True))
-        convolved = jax.nn.silu(self.convolve(jnp.concatenate(mixed, axis=-1)))
+        convolved = jax.nn.silu(self.convolve(jnp.concatenate(mixed, axis=-1), batch))
         inner, b, c = jnp.split(convolved, list(accumulate(m.projected[1:3])), axis=-1)
         inner = inner.reshape(*x.shape[:2], m.heads, m.head_dim).astype(jnp.float32)
         b, c = (part.reshape(*x.shape[:2], m.groups, m.state) for part in (b, c))
         step = jax.nn.softplus(step.astype(jnp.float32) + wide(self.dt_bias))
         step = jnp.clip(step, m.shortest, m.longest)
-        out = mamba2_scan(inner, step, -jnp.exp(wide(self.A_log)), b, c, layers.segments())
+        out = mamba2_scan(inner, step, -jnp.exp(wide(self.A_log)), b, c, batch.segment_ids)
         return self.gated(out + inner * wide(self.D)[:, None], gate)
 
     def gated(self, out: jax.Array, gate: jax.Array) -> jax.Array:
@@ -471,14 +471,14 @@ class Mamba1(Mamba):
         self.A_log = nnx.Param(jnp.zeros((m.inner, m.state), dtype))
         self.out_proj = Einsum("BTI,IO->BTO", (m.inner, hidden), dtype, "kernel", biased[1])
 
-    def mixed(self, x: jax.Array) -> jax.Array:
+    def mixed(self, x: jax.Array, batch: Batch) -> jax.Array:
         sizes = self.sizes.selected
         x, gate = (constrain(part, STREAM) for part in jnp.moveaxis(self.in_proj(x), 2, 0))
-        x = jax.nn.silu(self.convolve(x))
+        x = jax.nn.silu(self.convolve(x, batch))
         sections = jnp.split(self.x_proj(x), list(accumulate(sizes.values()))[:-1], axis=-1)
         step, b, c = (getattr(self, name)(part) for name, part in zip(sizes, sections, strict=True))
         step = jax.nn.softplus(self.dt_proj(step).astype(jnp.float32))
-        out = mamba1_scan(x, step, -jnp.exp(wide(self.A_log)), b, c, layers.segments())
+        out = mamba1_scan(x, step, -jnp.exp(wide(self.A_log)), b, c, batch.segment_ids)
         return (out + x.astype(jnp.float32) * wide(self.D)) * jax.nn.silu(gate.astype(jnp.float32))
 
 

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -405,9 +407,18 @@ def _summed(w_axes: str, outputs: list[str]) -> list[int]:
     return [number for number, axis in enumerate(w_axes) if axis not in outputs]
 
 
-ACTIVE: FakeQuantization | None = None
-"""How products are rounded in quantization-aware training while a model is traced: `Forward.replaced` sets
-it."""
+_rounding: ContextVar[FakeQuantization | None] = ContextVar("rounding", default=None)
+
+
+@contextmanager
+def rounding(how: FakeQuantization | None) -> Iterator[None]:
+    """Round the operands of products that are traced in this context; None for not at all."""
+    token = _rounding.set(how)
+    try:
+        yield
+    finally:
+        _rounding.reset(token)
+
 
 LEAST_SCALE = 2.0**-23
 """The smallest scale of activations."""
@@ -435,9 +446,9 @@ def rounded_product(places: Sequence[LoraTarget | Adapter]) -> Product:
 
     def product(compute: Multiply, equation: str, x: jax.Array, weight: jax.Array, module: Any) -> jax.Array:
         path = ".".join(map(str, getattr(module, "qwix_path", ())))
-        if ACTIVE is None or path not in rounded:
+        how = _rounding.get()
+        if how is None or path not in rounded:
             return compute(x, weight)
-        how = ACTIVE
 
         # The rounded weight is computed again for the backward pass, instead of being kept.
         @jax.checkpoint

@@ -1,34 +1,34 @@
-"""What the forward pass keeps for the backward pass, by policies that Tunix does not have.
+"""What the forward pass keeps for the backward pass, and what the backward pass recomputes.
 
-They recompute each layer from its input, except for named values: these are kept on the device, or sent to
-the host's memory and fetched again. recomputed.py has Tunix's own policies.
+Recomputed are attention and feed-forward block each from its input ("block"), or each layer from its input.
+Of a layer, some policies except named values: these are kept on the device, or sent to the host's memory and
+fetched again.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import jax
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
-from ..settings import ModelSettings
-from .recomputed import OF_TUNIX, PROJECTION
+from .expert_load import through
 
 ATTENTION = "attention"
 """Name of each attention's output before its output projection. Splash attention's kernel gives this name
 to the values that it keeps for its backward pass (output and logsumexp)."""
-OUTPUT_PROJECTION = "BTNH,NHD->BTD"
-"""The einsum of the output projection, in every Tunix model."""
+PROJECTION = "projection"
+"""Name of each projection's output, the sum of its weight's product and its adapter's delta, and of the
+adapter's product with A."""
 
 Policy = Callable[..., Any]
 Out = TypeVar("Out")
 
 POLICIES: dict[str, Policy | None] = {
-    **dict.fromkeys(OF_TUNIX),
+    **dict.fromkeys(("none", "block", "decoder")),
     "save_attention": jax.checkpoint_policies.save_only_these_names(ATTENTION),
     "save_dots": jax.checkpoint_policies.save_only_these_names(ATTENTION, PROJECTION),
     "offload_dots": jax.checkpoint_policies.save_and_offload_only_these_names(
@@ -38,12 +38,15 @@ POLICIES: dict[str, Policy | None] = {
         offload_dst="pinned_host",
     ),
 }
-"""Policies by the recipe's name. None leaves recomputation to Tunix. save_dots keeps the output of each
+"""Policies by the recipe's name; None keeps nothing but the input. save_dots keeps the output of each
 projection and of each attention. No product with a weight is computed twice, and no weight is gathered again
 for it. Norms, rotations, activation functions and, with attention dot, the scores are computed again. A
 projection keeps one array, or none if the backward pass does not need it, as before a sum with the residual
 stream. offload_dots sends the same values to the host; on a CPU, which has no other memory, it equals
 save_dots. The experts' products have no name: they are computed again."""
+
+OF_LAYERS = tuple(name for name in POLICIES if name not in ("none", "block"))
+"""The policies that recompute whole layers."""
 
 
 def recomputed(
@@ -57,8 +60,6 @@ def recomputed(
     """
     again: Callable[..., Any] = partial(nnx.remat, policy=policy, graph_updates=False)
     if experts:
-        from .expert_load import through
-
         again = partial(through, again)
     signature, transformed = inspect.signature(block), again(block)
 
@@ -68,26 +69,3 @@ def recomputed(
         return cast(Out, transformed(*bound.args))
 
     return call
-
-
-def replacements(module: Any, settings: ModelSettings, experts: bool) -> Iterator[tuple[Any, str, Any]]:
-    """Yield (owner, attribute, value) of everything to replace in a Tunix model's module while it is traced.
-
-    Args:
-        settings: with a policy that is not Tunix's own.
-        experts: whether layers have experts.
-    """
-    policy = POLICIES[settings.remat]
-    yield module.DecoderLayer, "__call__", recomputed(module.DecoderLayer.block, experts, policy)
-    projection, dense = module.Einsum.__call__, nnx.Linear.__call__
-
-    def einsum(self: Any, x: jax.Array) -> jax.Array:
-        if settings.attention == "dot" and self.einsum_str == OUTPUT_PROJECTION:
-            x = checkpoint_name(x, ATTENTION)
-        return checkpoint_name(projection(self, x), PROJECTION)
-
-    def linear(self: Any, *args: Any, **kwargs: Any) -> jax.Array:
-        return checkpoint_name(dense(self, *args, **kwargs), PROJECTION)
-
-    yield module.Einsum, "__call__", einsum
-    yield nnx.Linear, "__call__", linear

@@ -11,8 +11,6 @@ computed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -79,54 +77,11 @@ def holders(
         yield modules[module], name, parameter
 
 
-@dataclass(frozen=True)
-class Table:
-    """The embedding with its trained rows, in place of the embedder's variable.
-
-    Attributes:
-        frozen: the embedder's variable, [V, D].
-        rows: [N, D], in the type that the model computes with.
-        numbers: int32[N].
-    """
-
-    frozen: Any
-    rows: jax.Array
-    numbers: jax.Array
-
-    def __getitem__(self, index: Any) -> jax.Array:
-        """Return the embeddings [B, T, D] of tokens, which Tunix puts into a tuple."""
-        tokens = index[0] if isinstance(index, tuple) else index
-        same = tokens[..., None] == self.numbers
-        rows = self.rows[jnp.argmax(same, -1)].astype(self.frozen.dtype)
-        return jnp.where(same.any(-1)[..., None], rows, self.frozen[index])
-
-    def get_value(self) -> jax.Array:
-        """Return the whole embedding, for a head."""
-        frozen = self.frozen.get_value()
-        return frozen.at[self.numbers].set(self.rows.astype(frozen.dtype), unique_indices=True)
-
-    value = property(get_value)
-    """The same, as Tunix reads it."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.frozen.shape)
-
-
-def trained_rows(embedder: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the trained rows of an embedder, and their numbers."""
+def trained_rows(embedder: Any) -> tuple[jax.Array, jax.Array] | None:
+    """Return the trained rows of an embedder and their numbers, None if it has none."""
+    if not hasattr(embedder, ROWS):
+        return None
     return getattr(embedder, ROWS).get_value(), getattr(embedder, NUMBERS).get_value()
-
-
-@contextmanager
-def with_trained_rows(embedder: Any) -> Iterator[None]:
-    """Compute with the trained rows while a model is traced."""
-    variable = vars(embedder)[TABLE]
-    vars(embedder)[TABLE] = Table(variable, *trained_rows(embedder))
-    try:
-        yield
-    finally:
-        vars(embedder)[TABLE] = variable
 
 
 def first_rows(base: HFCheckpoint, embedding: Parameter, lora: LoraSettings) -> dict[str, np.ndarray]:

@@ -169,7 +169,10 @@ class Step:
         if self._noise is None:
             return nullcontext()
         salts = row_salts(self._seed, inputs["index"], len(inputs["tokens"]))
-        return noisy_embeddings(self._forward, self._noise, salts)
+        # transformers' embedding scales its own output in some families.
+        a: Any = self._forward.architecture
+        scale = a.embedding_scale if self._forward.family.scaled_embedding else 1.0
+        return noisy_embeddings(self._noise, salts, scale)
 
     def _collected(self, segment_ids: jax.Array) -> AbstractContextManager[Collected | None]:
         """Record the loads of experts that are traced in this context; None for a model without experts."""

@@ -67,7 +67,7 @@ def _compile(layers: int) -> tuple[str, Any]:
     from tunix.models.gemma4 import model as gemma4
     from tunix.sft import peft_trainer
 
-    from recipec.runtime.model.forward import attention_mask
+    from recipec.runtime.model.layers import attention_mask
     from recipec.runtime.model.sharding import constrain
 
     # On a TPU, Tunix constrains its activations. On a CPU backend, its helper does nothing.

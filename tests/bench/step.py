@@ -56,7 +56,6 @@ def measure_temporaries(
     import jax
     from tunix.sft import peft_trainer
 
-    from recipec.runtime.model.forward import attention_mask
     from recipec.runtime.model.sharding import start_mesh
     from recipec.runtime.settings import MeshSettings
     from recipec.runtime.training.losses import batch_loss
@@ -65,10 +64,11 @@ def measure_temporaries(
     built = _abstract(dict(mesh.shape), dtype)
 
     def tunix(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
-        mask = attention_mask(batch["segment_ids"])
-        arguments = batch["tokens"], batch["loss_mask"], batch["positions"], mask
-        with built.forward.replaced(batch["segment_ids"]):
-            return peft_trainer._default_loss_fn(model, *arguments)
+        def logits(tokens: jax.Array, positions: jax.Array, cache: None, mask: None) -> Any:
+            return built.forward.logits(model, tokens, positions, batch["segment_ids"]), cache
+
+        arguments = batch["tokens"], batch["loss_mask"], batch["positions"], None
+        return peft_trainer._default_loss_fn(logits, *arguments)
 
     def recipec(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
         return batch_loss(built.forward, model, batch)

@@ -221,7 +221,9 @@ def stock(folder: Path, case: Case) -> float:
     from recipec.runtime.data.prepare import prepare
     from recipec.runtime.data.tokenizer import load_tokenizer
     from recipec.runtime.model.families import family_of
+    from recipec.runtime.model.families.decoder import described
     from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
+    from tests.tunix_models import gemma4_config
 
     data = DataSettings(train=("train.jsonl",), max_length=case.cap, packing=False)
     rows = case.rows * case.accumulation
@@ -230,9 +232,8 @@ def stock(folder: Path, case: Case) -> float:
     tokenizer = load_tokenizer(folder / "model", settings, data, folder)
     prepared = prepare(data, train, case.rows, tokenizer, folder, case.config["vocab_size"])
 
-    family = family_of(case.config)
     dtype = jnp.dtype(case.dtype)
-    _, config = family.tunix_model(family.architecture(case.config), dtype=dtype)
+    config = gemma4_config(described(family_of(case.config).architecture(case.config)), dtype)
     model = gemma4.Gemma4(config, rngs=nnx.Rngs(0))
     nnx.update(model, jax.tree.map(lambda array: array.astype(dtype), nnx.state(model, nnx.Param)))
     provider = qwix.LoraProvider(

@@ -16,9 +16,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import Adapter, LoraSettings, build_adapters
+from recipec.runtime.model.decoder import Decoder
 from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.model.families.decoder import described
 from recipec.runtime.model.families.gemma4 import Gemma4
 from recipec.runtime.model.initial import initial_pair
+from recipec.runtime.model.layers import Batch, Config
 from recipec.runtime.model.loading import abstract_model
 from recipec.runtime.model.lora import dropped, keep_mask, row_salts
 from recipec.runtime.model.sharding import divisible
@@ -56,7 +59,6 @@ def test_lora_arrays_match_qwix_paths_and_shapes(family: str, request: pytest.Fi
     lora = LoraSettings(rank=3, alpha=3.0, targets=training.TARGETS, dropout=0.0)
     settings = ModelSettings(id="", family=family, dtype="float32")
     ours = abstract_model(base.family, base.architecture, settings, lora, {"fsdp": 1, "tp": 1})
-    model_class, config = base.family.tunix_model(base.architecture, dtype=jnp.dtype("float32"))
     provider = qwix.LoraProvider(
         module_path=".*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)",
         rank=3,
@@ -64,10 +66,9 @@ def test_lora_arrays_match_qwix_paths_and_shapes(family: str, request: pytest.Fi
     )
 
     def stock() -> Any:
-        model = model_class(config, rngs=nnx.Rngs(0))
+        model = Decoder(Config(described(base.architecture), jnp.dtype("float32")))
         ones = jnp.ones((2, 2), jnp.int32)
-        mask = jnp.ones((2, 2, 2), bool)
-        return qwix.apply_lora_to_model(model, provider, ones, ones, None, mask, rngs=nnx.Rngs(0))
+        return qwix.apply_lora_to_model(model, provider, ones, Batch.of(ones, ones), rngs=nnx.Rngs(0))
 
     def leaves(model: Any) -> dict[str, Any]:
         state = nnx.state(model, nnx.LoRAParam).flat_state()

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from recipec.runtime.model.forward import Head, attention_mask
+from recipec.runtime.model.forward import Head
+from recipec.runtime.model.layers import attention_mask
 from recipec.runtime.model.sharding import shard_rows, start_mesh
 from recipec.runtime.settings import MeshSettings
 from recipec.runtime.training import losses

@@ -321,7 +321,7 @@ def test_record_that_does_not_match_arrays_is_refused(
     for section, words in (
         (lora_section(rank=4), "has shape"),
         (lora_section(targets=["q_proj"]), "does not list"),
-        (lora_section(kv="shared"), "has shape"),
+        (lora_section(kv="shared"), "does not list"),
         (None, "no embedder.input_embedding"),
         ({"rank": 3}, "is incomplete"),
     ):

@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
-from recipec.runtime.model import layers
+from recipec.runtime.model.layers import Batch
 from recipec.runtime.model.mixers import causal_conv, gated_delta_rule, mamba1_scan, mamba2_scan
 from recipec.runtime.model.sharding import arrange
 from tests.runtime import decoders, training
@@ -201,13 +201,9 @@ def test_mamba2_mixer_matches_transformers(changes: dict[str, Any], tmp_path: Pa
     x = np.random.default_rng(0).standard_normal((2, 21, 48)).astype(np.float32)
     with torch.no_grad():
         wanted = by_sequence(model.model.layers[0].mamba.torch_forward, ids, torch.tensor(x))
-    segments_of_batch = layers.segments
-    try:
-        layers.segments = lambda: ids
-        with jax.default_matmul_precision("highest"):
-            out = built.model.layers[0].mamba.block(x)
-    finally:
-        layers.segments = segments_of_batch
+    batch = Batch(ids, ids)
+    with jax.default_matmul_precision("highest"):
+        out = built.model.layers[0].mamba.block(x, batch)
     assert close(np.asarray(out) * (ids > 0)[..., None], wanted)
 
 

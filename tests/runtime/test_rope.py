@@ -180,7 +180,7 @@ def test_mrope_of_text_equals_default_rope() -> None:
 @pytest.mark.parametrize(
     ("scaling", "key", "said"),
     [
-        ({"type": "cubic"}, "rope_scaling", "known are default, linear, dynamic, yarn, longrope and llama3"),
+        ({"type": "cubic"}, "rope_scaling", "known are default, linear, dynamic, yarn, longrope, llama3 and"),
         ({"type": ["yarn"]}, "rope_scaling", "is of type"),
         ({"type": "linear", "factor": 0.5}, "rope_scaling", "factor is 0.5, below 1"),
         ({"type": "dynamic"}, "rope_scaling", "has no factor"),

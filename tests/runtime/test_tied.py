@@ -28,7 +28,7 @@ from recipec.runtime.errors import UserError
 from recipec.runtime.merging import merge, verify
 from recipec.runtime.merging.sampling import Sampled
 from recipec.runtime.merging.verify import logits, token_rows
-from recipec.runtime.model.families.base import TIE, UnsupportedCheckpoint, tie_setting
+from recipec.runtime.model.families.base import TIE, tie_setting
 from recipec.runtime.model.families.description import DecoderArchitecture
 from recipec.runtime.model.loading import build
 from recipec.runtime.model.sharding import start_mesh
@@ -326,14 +326,11 @@ def test_rows_in_a_head_of_other_values_are_not_exported(
     assert run_merge(tmp_path, bases("own"), adapter=False) == 0
 
 
-def test_model_without_a_head_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_gemma_with_a_head_of_its_own_is_untied(tmp_path: Path) -> None:
     tiny.make_gemma3(tmp_path / "gemma", num_hidden_layers=1)
     with_head(tmp_path / "gemma", tmp_path / "base", partial(torch.flip, dims=(0,)))
-    refused = r"lm_head.weight has other values .* Gemma 3 has no head of its own"
-    with pytest.raises(UserError, match=refused):
-        HFCheckpoint.open(tmp_path / "base")
-    with pytest.raises(UnsupportedCheckpoint, match=refused):
-        catalog.find("./base", tmp_path)
+    assert HFCheckpoint.open(tmp_path / "base").own_head == "lm_head.weight"
+    assert catalog.find("./base", tmp_path).own_head == "lm_head.weight"
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,12 @@ from ...model.adapters import Adapter, LoraSettings, Matrices, build_adapters
 from ...model.attention import attend_within
 from ...model.families import Architecture, Family, family_of
 from ...model.families.base import Spec, text_config
-from ...model.forward import Head, attention_mask
+from ...model.forward import Head
+from ...model.layers import attention_mask
 from ...model.lora import dropped
 from ...model.partition_rules import Rule, divisible
 from ...model.quantize import Layout, quantize
-from ...model.recomputed import PROJECTION
-from ...model.remat import ATTENTION, POLICIES
+from ...model.remat import ATTENTION, POLICIES, PROJECTION
 from ...settings import ModelSettings
 from ...weights.checkpoint import HFCheckpoint
 from .configs import floats

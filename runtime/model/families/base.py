@@ -424,44 +424,6 @@ class Family(ABC):
         """Return the strings that open and close a turn of one model; () if they are not known."""
         return self.turn_markers
 
-    @abstractmethod
-    def tunix_module(self) -> Any:
-        """Return Tunix's module that holds the model: its classes and functions are replaced."""
-
-    def replacements(self, architecture: Architecture) -> Sequence[tuple[Any, str, Any]]:
-        """Return the parts of Tunix's own model to replace, so that it computes this architecture right.
-
-        Returns:
-            (owner, attribute, value): attributes of Tunix's modules and classes that are replaced while
-            the model is traced.
-        """
-        return ()
-
-    def within(self, segment_ids: Any) -> Sequence[tuple[Any, str, Any]]:
-        """Return what is replaced for one batch with any attention, in the form of `replacements`.
-
-        Args:
-            segment_ids: int32[B, T] of the batch, 0 for padding.
-        """
-        return ()
-
-    def splash(self, attend: Any) -> Sequence[tuple[Any, str, Any]]:
-        """Return what is replaced for attention by the splash kernel, in the form of `replacements`.
-
-        Args:
-            attend: from runtime.model.attention.attend_within, for one batch.
-        """
-        raise NotImplementedError(f"{self.title} has no splash attention here")
-
-    @abstractmethod
-    def tunix_model(self, architecture: Architecture, **settings: Any) -> tuple[type, Any]:
-        """Return Tunix's model class and its ModelConfig.
-
-        Args:
-            architecture: from `architecture`.
-            settings: `dtype` (a jax dtype, for parameters and computation).
-        """
-
 
 @functools.lru_cache(maxsize=4)
 def arrays(family: Family, architecture: Architecture) -> tuple[Parameter, ...]:

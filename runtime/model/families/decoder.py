@@ -363,26 +363,6 @@ class DecoderFamily(Family):
         layers = ((i, a.experts_of(i)) for i in range(a.num_layers))
         return [one for i, experts in layers if experts is not None for one in _mixture_targets(experts, i)]
 
-    def tunix_module(self) -> Any:
-        from .. import decoder
-
-        return decoder
-
-    def tunix_model(self, architecture: Architecture, **settings: Any) -> tuple[type, Any]:
-        from .. import decoder
-
-        return decoder.Decoder, decoder.Config(described(architecture), settings["dtype"])
-
-    def within(self, segment_ids: Any) -> list[tuple[Any, str, Any]]:
-        from .. import layers
-
-        return [(layers, "segments", lambda: segment_ids)]
-
-    def splash(self, attend: Any) -> list[tuple[Any, str, Any]]:
-        from .. import decoder
-
-        return [(decoder, "attend", decoder.by_kernel(attend))]
-
 
 def described(architecture: Architecture) -> DecoderArchitecture:
     assert isinstance(architecture, DecoderArchitecture)

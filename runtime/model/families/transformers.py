@@ -201,12 +201,6 @@ class Transformers(Family):
             out.append(LoraTarget(int(match[1]), name, (1,), (match[2].removesuffix(".weight"),)))
         return sorted(out, key=lambda target: target.layer)
 
-    def tunix_module(self) -> Any:
-        raise AssertionError("Tunix has no such model")
-
-    def tunix_model(self, architecture: Architecture, **settings: Any) -> tuple[type, Any]:
-        raise AssertionError("Tunix has no such model")
-
 
 def refuse(config: Mapping[str, Any]) -> None:
     """Refuse models that are not a causal language model of one text decoder.
