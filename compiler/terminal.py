@@ -1,7 +1,7 @@
-"""The terminal output of `recipe`: verbosity (--quiet, --verbose), colors, and the message after Ctrl-C.
+"""The terminal output of `recipe`: verbosity, colors, and the message after Ctrl-C.
 
-Errors and requested results are always printed. --quiet omits notes, progress and the list of written files.
---verbose adds what the command is doing.
+Errors and requested results are always printed. --quiet omits warnings, notes, progress and the list of
+written files. --verbose adds what the command is doing. --notes prints the notes on a recipe in full.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Manner:
     """The output settings of one run of the command.
 
     Attributes:
-        quiet, verbose: the flags of the same names; never both.
+        quiet, verbose, notes: the flags of the same names; quiet is set without the others.
         kept: a clause for the message after Ctrl-C that says what is already on disk, or a function that
             returns it; None where the command prints this message itself.
         started: when the run began, by time.monotonic.
@@ -48,6 +48,7 @@ class Manner:
 
     quiet: bool = False
     verbose: bool = False
+    notes: bool = False
     kept: str | Callable[[], str] | None = NOTHING
     started: float = 0.0
 
@@ -56,7 +57,10 @@ manner = Manner()
 
 
 class Commands(TyperGroup):
-    """The commands of `recipe`. Each takes --quiet and --verbose, and Ctrl-C prints what was kept."""
+    """The commands of `recipe`. Each takes --quiet and --verbose, and Ctrl-C prints what was kept.
+
+    Those that check a recipe, which have --set, also take --notes.
+    """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -182,18 +186,19 @@ def _begin() -> None:
 
 
 def add_flags(command: Any) -> None:
-    """Give --quiet and --verbose to a command, or to a group and all of its commands."""
+    """Give the flags of verbosity to a command, or to a group and all of its commands."""
     _extend(command, _flags())
 
 
 def _extend(command: Any, flags: list[Any]) -> None:
-    command.params.extend(flags)
+    checks = any("--set" in param.opts for param in command.params)
+    command.params.extend(flag for flag in flags if checks or flag.name != "notes")
     for inner in getattr(command, "commands", {}).values():
         _extend(inner, flags)
 
 
 def _flags() -> list[Any]:
-    """Return the two flags, as typer derives them from a function."""
+    """Return the flags, as typer derives them from a function."""
     app = typer.Typer()
 
     @app.command()
@@ -212,32 +217,43 @@ def _flags() -> list[Any]:
                 expose_value=False,
             ),
         ] = False,
+        notes: Annotated[
+            bool,
+            typer.Option("--notes", help="Print notes in full.", callback=_notes, expose_value=False),
+        ] = False,
     ) -> None: ...
 
-    return [param for param in typer.main.get_command(app).params if param.name in ("quiet", "verbose")]
+    params = typer.main.get_command(app).params
+    return [param for param in params if param.name in ("quiet", "verbose", "notes")]
 
 
 def _quiet(given: bool) -> None:
     if not given:
         return
-    _refuse_both(manner.verbose)
     manner.quiet = True
+    _refuse_silence("--verbose", manner.verbose)
+    _refuse_silence("--notes", manner.notes)
     progress.silent = True
 
 
 def _verbose(given: bool) -> None:
     if not given:
         return
-    _refuse_both(manner.quiet)
     manner.verbose = True
+    _refuse_silence("--verbose", manner.verbose)
     if not any(isinstance(handler, _Stderr) for handler in logging.getLogger().handlers):
         logging.getLogger().addHandler(_Stderr())
         logging.getLogger().setLevel(logging.INFO)
 
 
-def _refuse_both(other: bool) -> None:
-    if other:
-        raise typer.BadParameter("one of the two", param_hint="--quiet and --verbose")
+def _notes(given: bool) -> None:
+    manner.notes = manner.notes or given
+    _refuse_silence("--notes", manner.notes)
+
+
+def _refuse_silence(flag: str, given: bool) -> None:
+    if manner.quiet and given:
+        raise typer.BadParameter("one of the two", param_hint=f"--quiet and {flag}")
 
 
 class _Stderr(logging.Handler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -76,19 +77,28 @@ def in_order(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     return sorted(dict.fromkeys(diagnostics), key=key)
 
 
-def render_text(diagnostics: Sequence[Diagnostic], color: bool = False) -> str:
-    """Write all of them as text, followed by a line that counts them; "" if there are none."""
+def accepted(diagnostic: Diagnostic) -> bool:
+    """Return whether a comment on the line of a warning or note names its code, which suppresses it."""
+    if diagnostic.severity == "error" or diagnostic.span is None:
+        return False
+    return re.search(rf"\s#.*\b{diagnostic.code}\b", diagnostic.span.text) is not None
+
+
+def render_text(diagnostics: Sequence[Diagnostic], color: bool = False, notes: bool = True) -> str:
+    """Write all of them as text, followed by a line that counts them; "" if there are none.
+
+    Args:
+        notes: whether notes are written in full, rather than only counted.
+    """
     if not diagnostics:
         return ""
-    blocks = [_block(d, color) for d in diagnostics]
-    return "\n".join([*blocks, summary(diagnostics)]) + "\n"
-
-
-def summary(diagnostics: Iterable[Diagnostic]) -> str:
-    """Count them, for example "2 errors, 1 warning"; "" if there are none."""
+    blocks = [_block(d, color) for d in diagnostics if notes or d.severity != "note"]
     severities = [d.severity for d in diagnostics]
     counts = [(severities.count(name), name) for name in SEVERITIES.values()]
-    return ", ".join(f"{n} {name}{'s' if n > 1 else ''}" for n, name in counts if n)
+    words = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count]
+    if not notes and "note" in severities:
+        words[-1] += f" (--notes shows {'them' if severities.count('note') > 1 else 'it'})"
+    return "\n".join([*blocks, ", ".join(words)]) + "\n"
 
 
 def render_json(diagnostics: Sequence[Diagnostic]) -> list[dict[str, Any]]:

@@ -200,14 +200,6 @@ E0933 = Code(
     cure="Use a dense model, or the backend tunix.",
 )
 
-N0934 = Code(
-    "N0934",
-    "rematerialization by layers with TorchAX",
-    cause="`remat.policy: block` rematerializes attention and feed-forward blocks separately in "
-    "Tunix. The TorchAX backend rematerializes whole layers.",
-    cure="Nothing.",
-)
-
 N0935 = Code(
     "N0935",
     "sharding rules with TorchAX",
@@ -221,7 +213,7 @@ N0936 = Code(
     "Adafactor with TorchAX",
     cause="Adafactor keeps sums over an array's two largest dimensions, and Hugging Face's arrays "
     "have other shapes than Tunix's.",
-    cure="Nothing.",
+    cure="Nothing, if the two runs need not be the same. Otherwise write `name: adamw`.",
 )
 
 E0938 = Code(
@@ -310,12 +302,6 @@ def check_torchax(program: Program) -> Iterator[Diagnostic]:
     if recipe.train.trainable_modules:
         yield refuse(
             E0944, " trains all weights, or adapters", "train.trainable_modules", REMOVE, at_key=True
-        )
-    if recipe.remat.policy == "block":
-        yield Diagnostic(
-            N0934,
-            "the TorchAX backend recomputes whole layers, as with remat.policy: decoder",
-            "remat.policy",
         )
     if recipe.sharding.rules and program.family.tunix:
         yield Diagnostic(

@@ -91,10 +91,10 @@ W0305 = Code(
 
 N0307 = Code(
     "N0307",
-    "target not in every layer",
-    cause="Some layers have no such projection. In the global layers of larger Gemma 4 models the "
-    "keys are also the values, and there is no v_proj.",
-    cure="Nothing. PEFT skips these layers too. Add k_proj to the targets to adapt them.",
+    "layers whose keys are the values",
+    cause="In the global layers of larger Gemma 4 models the keys are also the values, and there is no "
+    "v_proj. Without the target k_proj, neither gets an adapter in these layers.",
+    cure="Add k_proj to the targets.",
 )
 
 
@@ -128,7 +128,17 @@ def _target(facts: Facts, section: Lora, target: str, path: str) -> Iterator[Dia
         return
     chosen = everywhere & set(facts.layers)
     missing = sorted(set(facts.layers) - everywhere)
-    if not chosen and not plain:
+    if missing and _keys_are_values(facts, target):
+        if not any(matches(name, f"layers.{missing[0]}.self_attn.k_proj") for name in section.targets):
+            layers = f"{plural(len(missing), 'layer')} of {facts.model.title} ({ranges(missing)})"
+            yield Diagnostic(
+                N0307,
+                f"{layers} {'has' if len(missing) == 1 else 'have'} no v_proj: the keys are also the values "
+                "there, and without the target k_proj neither gets an adapter",
+                path,
+                f"targets: {flow([*section.targets, 'k_proj'])}",
+            )
+    elif not chosen and not (plain and _said_by_kind(facts, section)):
         yield Diagnostic(
             W0305,
             f"none of the chosen layers has `{target}`: {facts.model.title} has it in "
@@ -136,14 +146,12 @@ def _target(facts: Facts, section: Lora, target: str, path: str) -> Iterator[Dia
             path,
             "remove the target, or write layers: all",
         )
-    elif missing and plain and not _said_by_kind(facts, section, target):
-        yield Diagnostic(N0307, *_missing_message(facts, section, target, missing, path))
 
 
-def _said_by_kind(facts: Facts, section: Lora, target: str) -> bool:
+def _said_by_kind(facts: Facts, section: Lora) -> bool:
     """Return whether all projections are targets, so that a target is missing only in layers of another
     kind."""
-    return not _keys_are_values(facts, target) and all(
+    return all(
         any(matches(t, module) for t in section.targets)
         for one in facts.lora_targets
         if not one.words
@@ -154,33 +162,6 @@ def _said_by_kind(facts: Facts, section: Lora, target: str) -> bool:
 def _keys_are_values(facts: Facts, target: str) -> bool:
     assert facts.model is not None
     return target == "v_proj" and bool(getattr(facts.model.architecture, "k_eq_v", False))
-
-
-def _missing_message(
-    facts: Facts, section: Lora, target: str, missing: list[int], path: str
-) -> tuple[str, str, str | None]:
-    assert facts.model is not None
-    layers = f"{plural(len(missing), 'layer')} of {facts.model.title} ({ranges(missing)})"
-    if not _keys_are_values(facts, target):
-        return (
-            f"{layers} {'has no' if len(missing) == 1 else 'have no'} {target}, and no adapter for it",
-            path,
-            None,
-        )
-    has_keys = any(matches(t, f"layers.{missing[0]}.self_attn.k_proj") for t in section.targets)
-    if has_keys:
-        return (
-            f"{layers} {'has' if len(missing) == 1 else 'have'} no v_proj: the keys are also the values "
-            "there, and the adapter of k_proj changes both",
-            path,
-            None,
-        )
-    return (
-        f"{layers} {'has' if len(missing) == 1 else 'have'} no v_proj: the keys are also the values there, "
-        "and without the target k_proj neither gets an adapter",
-        path,
-        f"targets: {flow([*section.targets, 'k_proj'])}",
-    )
 
 
 def _fused_names(target: str) -> list[str]:

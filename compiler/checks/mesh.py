@@ -133,13 +133,6 @@ W0203 = Code(
     cure="Nothing, if this is intended. It costs memory and repeats work.",
 )
 
-N0215 = Code(
-    "N0215",
-    "single key/value head under tp",
-    cause="A single head cannot be split. Tunix keeps a full copy of its weight on every device of tp.",
-    cure="Nothing. The weight is small.",
-)
-
 
 def _heads(facts: Facts) -> Iterator[Diagnostic]:
     """Check that tp divides the heads of every layer; kinds of layers may differ in their heads."""
@@ -158,12 +151,8 @@ def _heads(facts: Facts) -> Iterator[Diagnostic]:
             where = in_layers(architecture.layer_types, layers)
             has = f"{title} has {plural(count, noun)} in {where}"
             if count == 1 and noun == "key/value head":
-                yield Diagnostic(
-                    N0215,
-                    f"{has}: Tunix keeps a full copy on each of the {tp} devices of tp",
-                    "mesh.axes.tp",
-                )
-            elif replicate:
+                continue  # each device keeps the one small head
+            if replicate:
                 yield Diagnostic(
                     W0203,
                     f"{has}, which tp={tp} does not divide: each of the {tp} devices keeps a full copy of "

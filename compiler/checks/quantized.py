@@ -45,7 +45,7 @@ N0622 = Code(
     "quantized weights that are untested",
     cause="The server runs vLLM's own model on torchax. Its source code supports the format, but it "
     "was not tested.",
-    cure="Nothing.",
+    cure="Run serve/smoke.sh against the server before you rely on it.",
 )
 
 
@@ -81,6 +81,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             f"vllm-tpu runs {title} with vLLM's own model on torchax, which supports {kind} weights by its "
             "source code; this was not tested",
             where,
+            "run serve/smoke.sh against the server before you rely on it",
         )
     elif kind not in formats:
         ways = [f"quantization: {formats[0]}"] if formats else ["quantization: null"]

@@ -11,7 +11,7 @@ from recipec.compiler.checks.server_flags import E0625
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.roofline.server import none_fits, server_of, too_many
+from recipec.compiler.roofline.server import none_fits, server_of
 from recipec.compiler.roofline.server_memory import decode_block
 from recipec.compiler.vllm import blocks
 from recipec.compiler.vllm import flags as vllm
@@ -143,23 +143,21 @@ def _cache(server: Server, serve: Serve) -> Iterator[Diagnostic]:
             "serve.max_model_len",
             f"max_model_len: {server.limits.tokens_fit}, {more}" if server.limits.tokens_fit else more,
         )
-    elif server.limits.sequences_fit < serve.max_num_seqs:
-        yield too_many(serve.max_num_seqs, serve.max_model_len, server.limits.sequences_fit)
 
 
 N0607 = Code(
     "N0607",
     "fewer key/value heads than tensor_parallel_size",
-    cause="Every device stores one head, and several devices store the same one. For Gemma 4 31B at "
-    "8, an fp8 cache saves nothing in the 10 global layers. The bytes of a token are estimated from "
-    "shapes.",
-    cure="Nothing, or use a smaller tensor_parallel_size with data_parallel_size.",
+    cause="Every device stores one head, and several devices store the same one. With fewer devices a "
+    "replica, all caches together would hold more tokens, although each replica stores the weights. The "
+    "bytes of a token are estimated from shapes.",
+    cure="Use the smaller tensor_parallel_size of the message, with data_parallel_size.",
 )
 
 
 def _heads(facts: Facts, server: Server, serve: Serve) -> Iterator[Diagnostic]:
-    """Note where fewer devices per replica would save memory, because devices store copies or padding of
-    key/value heads."""
+    """Note where fewer devices per replica would leave room for more tokens, because devices store copies or
+    padding of key/value heads."""
     tp, assumed = serve.tensor_parallel_size, server.caches
     short = [kind for kind in assumed if kind.heads < tp]
     if not short or facts.model is None:
@@ -172,6 +170,8 @@ def _heads(facts: Facts, server: Server, serve: Serve) -> Iterator[Diagnostic]:
     if after >= before:
         return
     fits = [serve.data_parallel_size * server.limits.tokens_fit, replicas * other.limits.tokens_fit]
+    if fits[1] <= fits[0]:
+        return
     names = listing(
         f"{kind.layers} {kind.name}" if kind.name != "all" else f"all {kind.layers}" for kind in short
     )
@@ -183,9 +183,7 @@ def _heads(facts: Facts, server: Server, serve: Serve) -> Iterator[Diagnostic]:
         f"a replica's cache, and would take {after / 1024:,.0f} KiB at {size} (an estimate)",
         "serve.tensor_parallel_size",
         f"tensor_parallel_size: {size}, data_parallel_size: {replicas}; each replica then stores the "
-        f"weights, and all caches together hold {fits[1]:,} tokens instead of {fits[0]:,}"
-        if fits[1] > 0
-        else f"nothing: at {size} the weights leave no memory for a cache",
+        f"weights, and all caches together hold {fits[1]:,} tokens instead of {fits[0]:,}",
     )
 
 

@@ -225,7 +225,7 @@ N0647 = Code(
     "adapter not tested on a TPU",
     cause="By its source code, vLLM's own model supports the adapter. This was tested on a CPU, not "
     "on a TPU.",
-    cure="Nothing.",
+    cure="Run serve/smoke.sh against the server before you rely on it.",
 )
 
 E0648 = Code(
@@ -306,6 +306,7 @@ def _adapter(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             f"by its source code, vLLM's own model of {title} on torchax supports the adapter; this was "
             "tested on a CPU, and not on a TPU",
             where,
+            "run serve/smoke.sh against the server before you rely on it",
         )
         yield from _stored(facts, serve, config)
 

@@ -145,7 +145,13 @@ def fail(diagnostics: Sequence[Diagnostic], format: Format = "text") -> NoReturn
 
 
 def show(diagnostics: Sequence[Diagnostic], format: Format = "text") -> None:
-    """Prints diagnostics: as text on stderr, or as JSON on stdout."""
+    """Print diagnostics: as text on stderr, or as JSON on stdout.
+
+    Text only counts the notes, unless --notes is set. A comment of the recipe may accept a warning or note.
+    """
+    from recipec.spec.diagnostics import accepted
+
+    diagnostics = [item for item in diagnostics if not accepted(item)]
     if format == "json":
         from recipec.spec.diagnostics import json_text, render_json
 
@@ -155,7 +161,7 @@ def show(diagnostics: Sequence[Diagnostic], format: Format = "text") -> None:
     if shown:
         from recipec.spec.diagnostics import render_text
 
-        print(render_text(shown, color=color(sys.stderr)), end="", file=sys.stderr)
+        print(render_text(shown, color(sys.stderr), manner.notes), end="", file=sys.stderr)
 
 
 def has_errors(diagnostics: Sequence[Diagnostic]) -> bool:

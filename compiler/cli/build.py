@@ -198,13 +198,12 @@ def build(
 
 def check(recipes: Recipes, sets: Sets = None, format: Shown = "text") -> None:
     """Check recipes against the language, the model and the hardware."""
+    from recipec.spec.diagnostics import in_order
+
     pairs = _read_all(recipes, sets)
-    diagnostics = [
-        *(d for _, item in pairs for d in item.diagnostics),
-        *_same_names(pairs),
-        *_same_places(pairs),
-    ]
-    diagnostics += [] if has_errors(diagnostics) else _planned_before(pairs)
+    found = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs), *_same_places(pairs)]
+    found += [] if has_errors(found) else _planned_before(pairs)
+    diagnostics = in_order(found)
     if has_errors(diagnostics):
         fail(diagnostics, format)
     show(diagnostics, format)

@@ -223,7 +223,7 @@ def preview(
     from recipec.runtime.errors import UserError, report
 
     _, lowered, program = read_program(recipe, sets, format)
-    show([item for item in lowered.diagnostics if item.severity != "note"])
+    show(lowered.diagnostics)
     try:
         made = previewed(program, count, split, model, data_dir)
     except UserError as error:

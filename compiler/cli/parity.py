@@ -95,8 +95,8 @@ def _chosen(
     from recipec.compiler.parity.run import choose
 
     loaded, lowered, program = read_program(path, sets, format)
-    show(lowered.diagnostics)
-    chosen, diagnostics = choose(loaded, program, backends)
+    chosen, refusals = choose(loaded, program, backends)
+    diagnostics = [*lowered.diagnostics, *refusals]
     if chosen is None:
         fail(diagnostics, format)
     show(diagnostics)

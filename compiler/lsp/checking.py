@@ -12,7 +12,7 @@ from recipec.compiler.explain.explain import unknown_path
 from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lsp.process import Checked, EditorDocument, Fix, Position
 from recipec.spec.core_schema import flow
-from recipec.spec.diagnostics import Diagnostic, Span
+from recipec.spec.diagnostics import Diagnostic, Span, accepted
 from recipec.spec.document import LINE_BREAK, read
 from recipec.spec.load import E0003, MAX_BYTES, Loaded, display, extended, load
 from recipec.spec.paths import Part, join, split
@@ -41,7 +41,8 @@ def check(document: EditorDocument) -> Checked:
     extends = next((node.place.span for path, _, node in text.own if path == ("extends",)), None)
     spans = [place.span for _, place, _ in _walked(loaded)] + [d.span for d in lowered.diagnostics if d.span]
     bases = {os.path.abspath(span.file) for span in spans} - {document.path}
-    return Checked([(found, text.fix(found)) for found in lowered.diagnostics], extends, frozenset(bases))
+    shown = [(found, text.fix(found)) for found in lowered.diagnostics if not accepted(found)]
+    return Checked(shown, extends, frozenset(bases))
 
 
 def explain(document: EditorDocument, at: Position) -> tuple[str, Span] | None:

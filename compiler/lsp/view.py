@@ -17,7 +17,7 @@ from recipec.spec.diagnostics import Diagnostic, Span
 SEVERITIES = {
     "error": types.DiagnosticSeverity.Error,
     "warning": types.DiagnosticSeverity.Warning,
-    "note": types.DiagnosticSeverity.Information,
+    "note": types.DiagnosticSeverity.Hint,
 }
 
 

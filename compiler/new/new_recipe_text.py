@@ -268,6 +268,7 @@ REASONS = {
     "data_parallel_size": "copies, each with its own requests",
     "max_model_len": "prompt and answer together, in tokens",
     "kv_cache_dtype": "half of bfloat16's cache: twice as many requests at once",
+    "decode_block_sizes": "fewer reads by calculation: measure with serve/bench.sh",
 }
 """Comments for the keys of `serve`."""
 

@@ -12,7 +12,7 @@ from recipec.compiler import catalog
 from recipec.compiler.arrangements import concerns_mesh
 from recipec.compiler.catalog.positions import positions
 from recipec.compiler.checks.server import E0915
-from recipec.compiler.checks.server_cache import N0607
+from recipec.compiler.checks.server_cache import BLOCK, N0607, N0635
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.hardware import Accelerator
@@ -170,12 +170,14 @@ def _served(asked: NewRecipeOptions, draft: Draft) -> tuple[Made | None, Diagnos
         if server.get("tensor_parallel_size") == idle:
             continue
         made, error = _checked(asked, draft, server)
+        if made is not None and any(d.code == N0635 for d in made.diagnostics):
+            made, error = _checked(asked, draft, {**server, "decode_block_sizes": [1, BLOCK, 1, BLOCK]})
         if error is not None:
             problem = problem or error
             if not _of_server(error):
                 return None, error
-        elif made is not None and any(d.code == N0607 and d.help for d in made.diagnostics):
-            idle = server["tensor_parallel_size"]  # fewer devices per copy serve more requests
+        elif made is not None and any(d.code == N0607 for d in made.diagnostics):
+            idle = server["tensor_parallel_size"]  # fewer devices per copy leave room for more tokens
         elif made is not None and not any(_of_server(d) for d in made.diagnostics if d.severity == "warning"):
             return made, None
         best = best or made

@@ -21,7 +21,7 @@ from recipec.compiler.plan.pool import Progress, cached
 from recipec.compiler.plan.results import PLAN, SEARCH, Estimate, Plan, RunLength, Search
 from recipec.compiler.plan.search import SearchOptions, search
 from recipec.compiler.plan.units import gib, milliseconds
-from recipec.compiler.roofline.server import plan_serving, promise
+from recipec.compiler.roofline.server import plan_serving, too_small
 from recipec.compiler.roofline.server_results import SERVING_PLAN, ServingPlan
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, render_json
@@ -109,8 +109,8 @@ def run(loaded: Loaded, lowered: Lowered, asked: PlanOptions, progress: Progress
         options = SearchOptions(asked.sets, per_row, asked.most, asked.free_batch, asked.backend)
         tried = search(program, options, progress)
     serving = None if program.recipe.serve is None else plan_serving(program)
-    promised = None if serving is None else promise(serving)
-    found += [] if promised is None else [promised]
+    shortage = None if serving is None else too_small(serving)
+    found += [] if shortage is None else [shortage]
     return Planned(made, tried, serving, tuple(locate(found, loaded.sources)))
 
 

@@ -384,24 +384,21 @@ def _compared(what: str, measured: float, step: StepBounds) -> Comparison:
     return Comparison(what, "ms", measured, step.bound_seconds * 1e3, step.estimate_seconds * 1e3)
 
 
-N1006 = Code(
-    "N1006",
-    "more sequences than the cache holds",
-    cause="`serve.max_num_seqs` sequences of `serve.max_model_len` tokens do not fit the key/value "
-    "cache at once. vLLM runs as many as fit, and delays the others.",
-    cure="Nothing, if requests are shorter. Otherwise use a lower max_num_seqs or max_model_len.",
+W1006 = Code(
+    "W1006",
+    "cache too small for one sequence",
+    cause="The memory that the weights leave free cannot hold one sequence of max_model_len, by the "
+    "estimate. vLLM does not start. `recipe check` gives E0634.",
+    cure="Use a smaller max_model_len, or a larger tensor_parallel_size or accelerator.",
 )
 
 
-def promise(plan: ServingPlan) -> Diagnostic | None:
-    """Return note N1006 if max_num_seqs promises more sequences of max_model_len than the cache holds."""
-    if plan.sequences_fit >= plan.max_num_seqs:
+def too_small(plan: ServingPlan) -> Diagnostic | None:
+    """Return warning W1006 if the cache holds no sequence of max_model_len."""
+    if plan.sequences_fit:
         return None
-    where = "serve.max_num_seqs"
-    if plan.sequences_fit == 0:
-        way = "a smaller max_model_len, a larger tensor_parallel_size, or a larger accelerator"
-        return Diagnostic(N1006, none_fits(plan.max_model_len, plan.tokens_fit), where, way)
-    return too_many(plan.max_num_seqs, plan.max_model_len, plan.sequences_fit)
+    way = "a smaller max_model_len, a larger tensor_parallel_size, or a larger accelerator"
+    return Diagnostic(W1006, none_fits(plan.max_model_len, plan.tokens_fit), "serve.max_num_seqs", way)
 
 
 def notes(program: Program, kinds: Sequence[Cache], windows_bound: bool, share: float) -> Iterator[str]:
@@ -476,17 +473,6 @@ def _cache_notes(program: Program, kinds: Sequence[Cache], windows_bound: bool) 
             "keys serve as values only in the weights of the global layers: the cache holds both, which are "
             "normalized and rotated differently"
         )
-
-
-def too_many(promised: int, length: int, fit: int) -> Diagnostic:
-    """Return note N1006 for a cache that holds fewer sequences than max_num_seqs promises."""
-    return Diagnostic(
-        N1006,
-        f"max_num_seqs promises {plural(promised, 'sequence')}, and the key/value cache holds {fit:,} of "
-        f"max_model_len {length:,} at once; vLLM delays the others",
-        "serve.max_num_seqs",
-        f"nothing if requests are shorter; otherwise max_num_seqs: {fit}",
-    )
 
 
 def none_fits(length: int, tokens: int) -> str:

@@ -45,6 +45,10 @@ HEAD = """\
 
 Every message of `recipe` has one of these codes: E is an error, W a warning, N a note. The meaning
 of a code never changes.
+
+Errors and warnings are printed. Notes are only counted, and `--notes` prints them; editors show them as
+hints. A comment that names the code accepts a warning or a note on its line, and says why:
+`axes: {fsdp: 4, tp: 1}   # N0227: compared with probe.py`.
 """
 
 _DECLARATION = re.compile(r"^[EWN]\d{4} = Code\(", re.M)

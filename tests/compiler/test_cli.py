@@ -73,7 +73,7 @@ def test_two_recipes_that_write_the_same_place_are_refused(recipe_file: Path, tm
     for file in files:
         file.write_text(f"extends: {recipe_file.name}\nname: {file.stem}\n")
     for command in (["check"], ["build", "-o", tmp_path / "out"]):
-        status, _, errors = recipe(*command, *files)
+        status, _, errors = recipe(*command, *files, "--notes")
         assert status == 1 and errors.count("error[E0043]") == 2 and errors.count("note[N0044]") == 2
         assert "two.yaml: checkpoint: {directory: gs://b/run-two}" in errors
         assert "two.yaml: merge: {output: gs://b/merged-two}" in errors

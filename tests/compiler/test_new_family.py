@@ -90,7 +90,7 @@ def run(copy: Path, *arguments: str) -> str:
 
 def test_recipe_of_a_new_family_is_checked_explained_and_built(copy: Path) -> None:
     recipe = "-m", "recipec.compiler.cli.main"
-    checked = run(copy, *recipe, "check", "recipe.yaml")
+    checked = run(copy, *recipe, "check", "recipe.yaml", "--notes")
     assert "error" not in checked
     # vLLM's own model supports adapters, as its table says about the class.
     assert "N0647" in checked and "E0645" not in checked

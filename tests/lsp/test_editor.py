@@ -58,6 +58,15 @@ def test_diagnostics_match_recipe_check(editor: Editor, place: Path) -> None:
     assert unknown.code_description is None, "no page is known"
 
 
+def test_notes_are_hints_and_a_comment_accepts_one(editor: Editor, place: Path) -> None:
+    uri = editor.open(place / "base.yaml")
+    assert {d.code: d.severity for d in editor.diagnostics(uri)}["N0227"] == types.DiagnosticSeverity.Hint
+    editor.change(uri, BASE.replace("tp: 1}", "tp: 1}  # N0227: the other mesh is slower"))
+    assert "N0227" not in {d.code for d in editor.diagnostics(uri)}
+    editor.close(uri)
+    editor.until(lambda: editor.published[uri][-1].diagnostics in ([], ()))
+
+
 def test_diagnostics_follow_unsaved_edits(editor: Editor, place: Path) -> None:
     uri = editor.open(place / "base.yaml")
     assert [d.code for d in editor.diagnostics(uri) if d.severity == ERROR] == []

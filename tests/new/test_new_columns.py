@@ -80,7 +80,7 @@ def test_the_commands_name_columns_that_are_not_used(tmp_path: Path, monkeypatch
     assert f"qa.jsonl: {read}; hint and id are not used" in made.output
     assert "warning[W0433]: text that is not used in the 40 samples of data.train: hint in 40" in made.output
     assert "fields: {instruction: question, output: answer, reasoning: cot}" in Path("qa.yaml").read_text()
-    checked = CliRunner().invoke(app, ["check", "qa.yaml"])
+    checked = CliRunner().invoke(app, ["check", "qa.yaml", "--notes"])
     assert checked.exit_code == 0 and "`id` is not used" in checked.output and "hint in 40" in checked.output
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lower import lower
-from recipec.compiler.roofline.server import plan_serving, promise
+from recipec.compiler.roofline.server import plan_serving, too_small
 from recipec.compiler.roofline.server_results import SERVING_PLAN, ServingPlan, StepBounds
 from recipec.compiler.roofline.server_text import text
 from recipec.compiler.vllm.memory import memory_share
@@ -387,18 +387,12 @@ def test_benchmark_point_above_max_model_len_is_left_out(planned: Plan) -> None:
     assert any("4,096 tokens in and 512 out are more than max_model_len" in note for note in plan.notes)
 
 
-def test_N1006_reports_a_cache_that_holds_fewer_than_max_num_seqs(planned: Plan) -> None:
-    plan = planned()
-    found = promise(plan)
-    assert found is not None and (found.code, found.path) == ("N1006", "serve.max_num_seqs")
-    assert "promises 64 sequences" in found.message and "holds 19" in found.message
-    assert promise(planned("serve.max_num_seqs=19")) is None
-
-
 def test_server_without_cache_for_one_sequence_does_not_start(planned: Plan) -> None:
     plan = planned("serve.extra_args={gpu_memory_utilization: 0.25}")
-    found = promise(plan)
-    assert plan.sequences_fit == 0 and found is not None and "does not start" in found.message
+    found = too_small(plan)
+    assert plan.sequences_fit == 0 and found is not None
+    assert found.code == "W1006" and "does not start" in found.message
+    assert too_small(planned()) is None
     assert {point.input_length for point in plan.loads} == {512, 4096}
     assert planned("serve.extra_args={gpu_memory_utilization: 0.236}").tokens_fit < 1024
     none = planned("serve.extra_args={gpu_memory_utilization: 0.1}")

@@ -110,10 +110,11 @@ def test_recipe_that_torchax_cannot_train_fails_before_compiling(file: Path, fak
     assert not list(fake.iterdir())
 
 
-def test_torchax_plan_reports_N0934_for_remat_policy_block(file: Path) -> None:
-    found = planned(file, *TORCHAX, "--set", "remat.policy=block")["diagnostics"]
-    assert [item["code"] for item in found] == ["N0934"]
-    assert planned(file, "--set", "remat.policy=block")["diagnostics"] == []
+def test_torchax_plan_reports_N0936_for_adafactor(file: Path) -> None:
+    adafactor = ("--set", "train.optimizer={name: adafactor}")
+    found = planned(file, *TORCHAX, *adafactor)["diagnostics"]
+    assert [item["code"] for item in found] == ["N0936"]
+    assert planned(file, *adafactor)["diagnostics"] == []
 
 
 def test_plan_refuses_the_trl_backend(file: Path, fake: Path) -> None:

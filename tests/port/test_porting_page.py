@@ -37,7 +37,7 @@ def test_porting_page_names_all_dialects_and_only_existing_options(root: Path) -
     assert all(f"`{name}`" in text for name in dialects.KNOWN)
     commands = re.findall(r"^recipe port .*|`recipe port [^`]+`", text, re.M)
     used = {word for command in commands for word in re.findall(r" (--[a-z]+)", command)}
-    assert len(options) == 19 and len(used) > 5 and used <= options
+    assert len(options) == 20 and len(used) > 5 and used <= options
 
 
 def test_page_matches_record_and_differences_are_explained() -> None:

@@ -27,6 +27,7 @@ WITHOUT_GOLDEN = {
     "E1003": "of a compiled step",
     "E1004": "of a compiled step",
     "W1005": "of a compiled step",
+    "W1006": "of the plan of a server that does not start",
     "W1007": "of a compiled step",
     "E1008": "of libtpu, when it is loaded",
     "E1050": "of `recipe parity`, by the packages that are installed",

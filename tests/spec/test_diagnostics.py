@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from recipec.spec.diagnostics import Diagnostic, Span, render_json, render_text
+import pytest
+
+from recipec.spec.codes import Code
+from recipec.spec.diagnostics import Diagnostic, Span, accepted, render_json, render_text
 from recipec.spec.language.base import E0101, E0105
 from recipec.spec.load import E0001
 
+NOTE = Code("N0044", "a place from the base", "A cause.", "A cure.")
 LINE = "  axes: {fsdp: 4, tp: 8}"
 ERROR = Diagnostic(
     E0105,
@@ -33,6 +37,31 @@ def test_diagnostic_without_a_position_shows_only_message_and_help() -> None:
     assert render_text([Diagnostic(E0001, "no file", help="a\nb")]) == (
         "error[E0001]: no file\n = help: a\n         b\n\n1 error\n"
     )
+
+
+def test_notes_are_counted_unless_they_are_asked_for() -> None:
+    several = [Diagnostic(NOTE, "a place"), ERROR, Diagnostic(NOTE, "another place")]
+    counted = render_text(several, notes=False)
+    assert counted.startswith("error[E0105]") and "note[" not in counted
+    assert counted.endswith("\n\n1 error, 2 notes (--notes shows them)\n")
+    assert render_text(several[:1], notes=False) == "1 note (--notes shows it)\n"
+    assert render_text(several).count("note[N0044]") == 2 and "--notes" not in render_text(several)
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "taken"),
+    [
+        (NOTE, "a: b  # N0044: on purpose", True),
+        (NOTE, "a: b\t# the base's place (N0044), and W0401", True),
+        (NOTE, "a: b  # N00441", False),
+        (NOTE, "a: b#N0044", False),
+        (NOTE, "a: N0044", False),
+        (E0105, "a: b  # E0105", False),
+    ],
+)
+def test_comment_with_its_code_accepts_a_note_and_no_error(code: Code, line: str, taken: bool) -> None:
+    assert accepted(Diagnostic(code, "x", span=Span("x", 1, 1, line))) is taken
+    assert not accepted(Diagnostic(code, "x"))
 
 
 def test_diagnostics_in_json_have_every_field() -> None:
