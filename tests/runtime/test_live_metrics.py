@@ -18,7 +18,7 @@ from recipec.runtime.backends.trl.step_report import BackendReport
 from recipec.runtime.errors import UserError
 from recipec.runtime.interrupts import Interrupted
 from recipec.runtime.metrics import services
-from recipec.runtime.metrics.loggers import FILE, SAMPLES, Metrics, done_line, download, last, publisher
+from recipec.runtime.metrics.loggers import FILE, GENERATIONS, Metrics, done_line, download, last, publisher
 from recipec.runtime.metrics.run_state import recorded
 from recipec.runtime.training.session import Session
 from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
@@ -113,7 +113,7 @@ def test_resumed_run_keeps_answers_with_any_line_break_and_drops_a_cut_one(tmp_p
     for step in (2, 4):
         metrics.samples(step, [{"prompt": "p", "answer": "one\u2028two\u0085é"}])
     metrics.close()
-    path = tmp_path / SAMPLES
+    path = tmp_path / GENERATIONS
     kept = path.read_bytes().partition(b"\n")[0] + b"\n"
     path.write_bytes(path.read_bytes()[: -len('é"}\n'.encode()) + 1])  # a kill cuts within a character
     Metrics(tmp_path, 3, False).close()
