@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler import store
+from recipec.compiler.pages.document import Document, Section, Table
 from recipec.compiler.plan import identity
 
 if TYPE_CHECKING:
@@ -90,12 +91,14 @@ def rows(program: Program) -> list[tuple[str, str, str, str]]:
     return [(KINDS[kind].title, KINDS[kind].by, one.found, one.when) for kind, one in card(program).items()]
 
 
-def text(program: Program) -> str:
-    """Format the card for a terminal."""
-    lines = [program.name]
-    for title, by, found, when in rows(program):
-        lines.append(f"  {title} ({by}): {found}{f' ({when})' if when else ''}")
-    return "\n".join(lines) + "\n"
+def document(program: Program) -> Document:
+    """Return the card as a document: its table, below the recipe's name."""
+    return Document("", [Section("card", program.name, (), [table(program)])])
+
+
+def table(program: Program) -> Table:
+    """Return the card's table."""
+    return Table(("What", "By", "Found", "Versions and date"), rows(program), words=(1, 2, 3))
 
 
 def as_json(program: Program) -> dict[str, Any]:
@@ -126,8 +129,3 @@ def dumped(records: Mapping[str, Mapping[str, Found]]) -> str:
     """Return the text of data/verified.json for these records."""
     kept = {kind: {name: asdict(one) for name, one in found.items()} for kind, found in records.items()}
     return json.dumps(kept, indent=1, sort_keys=True) + "\n"
-
-
-def markdown(program: Program) -> Sequence[str]:
-    """Return the rows of the card's table in Markdown."""
-    return [f"| {title} | {by} | {found} | {when} |" for title, by, found, when in rows(program)]

@@ -178,6 +178,11 @@ def console(stream: Any = None, width: int | None = None) -> Console:
     )
 
 
+def columns() -> int | None:
+    """Return the columns of stdout; None if it is not a terminal."""
+    return console().width if sys.stdout.isatty() else None
+
+
 def _begin() -> None:
     manner.__init__()  # type: ignore[misc]
     manner.started = time.monotonic()

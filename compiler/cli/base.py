@@ -9,12 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from recipec.compiler.terminal import color, console, doing, manner, note, on_ctrl_c, result, say, tell
+from recipec.compiler.terminal import (
+    color,
+    columns,
+    console,
+    doing,
+    manner,
+    note,
+    on_ctrl_c,
+    result,
+    say,
+    tell,
+)
 from recipec.spec.codes import Code
 
 if TYPE_CHECKING:
     from recipec.compiler.lower import Lowered
     from recipec.compiler.lowering.program import Program
+    from recipec.compiler.pages.document import Document
     from recipec.spec.diagnostics import Diagnostic
     from recipec.spec.load import Loaded
 
@@ -166,3 +178,10 @@ def show(diagnostics: Sequence[Diagnostic], format: Format = "text") -> None:
 
 def has_errors(diagnostics: Sequence[Diagnostic]) -> bool:
     return any(diagnostic.severity == "error" for diagnostic in diagnostics)
+
+
+def print_document(document: Document) -> None:
+    """Print a document as text: within the width of a terminal, or with each row of a table on one line."""
+    from recipec.compiler.pages import text
+
+    result(text.write(document, columns()), end="")

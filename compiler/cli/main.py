@@ -36,6 +36,7 @@ from recipec.compiler.cli.base import (
     complete_build,
     fail,
     on_ctrl_c,
+    print_document,
     read,
     read_program,
     result,
@@ -105,7 +106,7 @@ def card(
     if as_json:
         print(json.dumps(cards.as_json(program), indent=2))
     else:
-        result(cards.text(program), end="")
+        print_document(cards.document(program))
 
 
 @app.command()

@@ -24,6 +24,7 @@ from recipec.compiler.cli.base import (
     has_errors,
     note,
     on_ctrl_c,
+    print_document,
     read_program,
     result,
     say,
@@ -260,7 +261,7 @@ def cost(
 
     Without --train-hours and --run the training is planned, as with `recipe plan`.
     """
-    from recipec.compiler.explain.cost import COST, text
+    from recipec.compiler.explain.cost import COST, document
     from recipec.compiler.explain.cost import cost as costs
     from recipec.compiler.plan import session
     from recipec.compiler.plan.run_hours import training_hours
@@ -281,7 +282,7 @@ def cost(
     if as_json:
         print(COST.dump_json(made, indent=2).decode())
     else:
-        result(text(made).rstrip("\n"))
+        print_document(document(made))
 
 
 def calibrate(

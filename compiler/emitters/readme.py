@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.card import markdown
+from recipec.compiler import card
 from recipec.compiler.emitters.launch import accelerator_type, launch_section, place_flags
 from recipec.compiler.emitters.lock import compiler_name
 from recipec.compiler.emitters.places import in_words, is_hub_id, places
@@ -16,6 +16,7 @@ from recipec.compiler.emitters.server import serving_name
 from recipec.compiler.emitters.settings import kind
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.sources import asks_chats, inputs
+from recipec.compiler.pages import markdown
 from recipec.compiler.render import code_span, render, shell_word
 from recipec.compiler.vllm.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
 from recipec.compiler.wording import listing, mesh_axes, plural, rounded
@@ -57,7 +58,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         accelerator=accelerator,
         described=accelerator.describe(),
         figures=_figures(program),
-        card=markdown(program),
+        card=markdown.table(card.table(program)),
         notes=program.notes,
         cpu=cpu,
         large=large,

@@ -14,8 +14,8 @@ from pydantic import ConfigDict, TypeAdapter
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.prices import MachinePrice, exact, machine_price, serving_price
+from recipec.compiler.pages.document import Document, Table, Text, sheet
 from recipec.compiler.plan.run_hours import Hours, check_hours
-from recipec.compiler.wording import table
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -130,14 +130,19 @@ def cost(program: Program, training: Hours, hours: float | None = None) -> Cost:
     )
 
 
-def text(cost: Cost) -> str:
-    """Format the table for people, with the origin of each figure."""
+def document(cost: Cost) -> Document:
+    """Return the costs as a document: the table, and the origin of each figure."""
     names = [cost.recipe, *([cost.baseline, "ratio"] if cost.baseline else [])]
-    lines = table([_cells(cost, row) for row in cost.rows], ["US$", *names])
-    lines += ["", *table(list(_origins(cost)))]
-    if cost.baseline is not None:
-        lines.append(f"ratio: what {cost.baseline} costs over what {cost.recipe} costs")
-    return "\n".join([*lines, *cost.notes]) + "\n"
+    origins = list(_origins(cost))
+    notes = [f"ratio: what {cost.baseline} costs over what {cost.recipe} costs"] if cost.baseline else []
+    return sheet(
+        "",
+        [Table(("US$", *names), [_cells(cost, row) for row in cost.rows])],
+        [
+            Table((), origins, words=range(1, len(origins[0]))),
+            *(Text(note) for note in (*notes, *cost.notes)),
+        ],
+    )
 
 
 def _cells(cost: Cost, row: CostLine) -> list[str]:

@@ -1,1 +1,1 @@
-"""The HTML pages of plans and reports: their parts, and how they write numbers."""
+"""What commands tell: documents, their writers, and how numbers are written."""

@@ -1,4 +1,4 @@
-"""One HTML file that opens without a network: sections of text and tables, and figures drawn by plotly."""
+"""Write a document as one HTML file that opens without a network. plotly draws its plots."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import functools
 import hashlib
 import html
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.packages import install, missing_packages
+from recipec.compiler.pages.document import Block, Document, Plot
 from recipec.compiler.render import FOLDER
 
 if TYPE_CHECKING:
@@ -26,153 +26,6 @@ SAID = "%{customdata}<extra></extra>"
 SCRIPT = r"<script[^>]*>(.*?)</script>"
 DIGITS = 6
 """Significant digits of plotted values; more would change less than a pixel."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure with its unit, its label, and lines below it; `bad` marks a figure with a problem."""
-
-    name: str
-    value: str
-    below: tuple[str, ...] = ()
-    bad: bool = False
-
-
-@dataclass(frozen=True)
-class Text:
-    """A paragraph; `look` is "", "muted", "alarm", "heading", or "code", which keeps its lines."""
-
-    words: str
-    look: str = "muted"
-    kind: ClassVar[str] = "text"
-
-
-@dataclass(frozen=True)
-class Items:
-    """A list of sentences."""
-
-    items: Sequence[str]
-    kind: ClassVar[str] = "items"
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Names and values."""
-
-    pairs: Iterable[tuple[str, Any]]
-    title: str = ""
-    kind: ClassVar[str] = "facts"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text; the first column holds names.
-
-    Attributes:
-        words: indices of the columns that hold text; all others except the first hold numbers.
-        label: description for screen readers.
-        folded: the text of the control that unfolds it; "" for a table that is always open.
-        bad: indices of rows that have a problem.
-    """
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-    words: Sequence[int] = ()
-    label: str = ""
-    folded: str = ""
-    bad: tuple[int, ...] = ()
-    kind: ClassVar[str] = "table"
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A plot that plotly draws.
-
-    Attributes:
-        key: the element's id, unique in the page.
-        title, what: the heading, and a sentence on what the plot shows.
-        data, layout: in plotly's form. Texts in them are escaped, because plotly reads them as markup.
-        height: pixels.
-        after: blocks below it: notes, and the table of its numbers.
-    """
-
-    key: str
-    title: str
-    data: Sequence[Mapping[str, Any]]
-    layout: Mapping[str, Any] = field(default_factory=dict)
-    height: int = 320
-    what: str = ""
-    after: Sequence[Any] = ()
-    kind: ClassVar[str] = "plot"
-
-    @functools.cached_property
-    def drawn(self) -> str:
-        """The element and the call that draws it."""
-        from plotly.io import to_html
-
-        layout = {
-            "margin": {"l": 56, "r": 12, "t": 12, "b": 44},
-            "legend": {
-                "orientation": "h",
-                "yref": "container",
-                "y": 0.01,
-                "yanchor": "bottom",
-                "x": 0,
-                "traceorder": "normal",
-            },
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"color": INK, "size": 12},
-            "hoverlabel": {"font": {"size": 13}},
-            **self.layout,
-        }
-        written: str = to_html(
-            escaped({"data": list(self.data), "layout": layout}),
-            config={"displaylogo": False, "displayModeBar": False},
-            include_plotlyjs=False,
-            full_html=False,
-            default_height=f"{self.height}px",
-            div_id=f"plot-{self.key}",
-            validate=False,
-        )
-        return written
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page, with a text next to its heading."""
-
-    key: str
-    title: str
-    aside: Sequence[str]
-    blocks: Sequence[Any]
-
-
-@dataclass(frozen=True)
-class Page:
-    """A page.
-
-    Attributes:
-        title: of the browser window.
-        generator: identifies pages of one command, so that no other file is overwritten.
-        command: the command that made it; the text of its badge.
-        name: its heading.
-        hardware: names and values below the heading.
-        figures: the figures at the top.
-        alarms: problems that must not be missed: a word and a sentence each.
-        sentence: below the alarms.
-    """
-
-    title: str
-    generator: str
-    command: tuple[str, str]
-    name: str
-    hardware: Sequence[tuple[str, str]]
-    figures: Sequence[Figure]
-    sections: Sequence[Section]
-    alarms: Sequence[tuple[str, str]] = ()
-    sentence: str = ""
 
 
 @functools.cache
@@ -212,7 +65,7 @@ def plotly() -> str:
     return script.replace("</script", "<\\/script")
 
 
-def write(page: Page, extra: str) -> str:
+def write(document: Document, extra: str) -> str:
     """Write the page's HTML. Its content security policy allows only plotly's script and the calls to it.
 
     Args:
@@ -221,19 +74,61 @@ def write(page: Page, extra: str) -> str:
     Raises:
         ArtifactError: when plotly is not installed.
     """
-    require_plotly(page.command[0], extra)
+    require_plotly(document.command[0], extra)
     library, template = plotly(), environment().get_template
-    body = template("pages/body.html.j2").render(page=page)
-    plots = [one.drawn for section in page.sections for one in section.blocks if one.kind == Plot.kind]
+    plots = {plot.key: drawn(plot) for section in document.sections for plot in _plots(section.blocks)}
+    body = template("pages/body.html.j2").render(page=document, plots=plots)
     # Only the plots' scripts: a script that entered the body in another way stays forbidden.
-    scripts = [library, *(found for one in plots for found in re.findall(SCRIPT, one, re.DOTALL))]
+    scripts = [
+        library,
+        *(script for plot in plots.values() for script in re.findall(SCRIPT, plot, re.DOTALL)),
+    ]
     return template("pages/page.html.j2").render(
-        page=page,
+        page=document,
         body=body,
         library=library,
         style=template("pages/page.css.j2").render(),
-        hashes=[script_hash(one) for one in scripts],
+        hashes=[script_hash(script) for script in scripts],
     )
+
+
+def _plots(blocks: Sequence[Block]) -> Iterator[Plot]:
+    for block in blocks:
+        if isinstance(block, Plot):
+            yield block
+            yield from _plots(block.after)
+
+
+def drawn(plot: Plot) -> str:
+    """Return a plot's element and the call that draws it."""
+    from plotly.io import to_html
+
+    layout = {
+        "margin": {"l": 56, "r": 12, "t": 12, "b": 44},
+        "legend": {
+            "orientation": "h",
+            "yref": "container",
+            "y": 0.01,
+            "yanchor": "bottom",
+            "x": 0,
+            "traceorder": "normal",
+        },
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"color": INK, "size": 12},
+        "hoverlabel": {"font": {"size": 13}},
+        **plot.layout,
+    }
+    written: str = to_html(
+        escaped({"data": list(plot.data), "layout": layout}),
+        config={"displaylogo": False, "displayModeBar": False},
+        include_plotlyjs=False,
+        full_html=False,
+        default_height=f"{plot.height}px",
+        div_id=f"plot-{plot.key}",
+        validate=False,
+    )
+    return written
 
 
 def script_hash(script: str) -> str:

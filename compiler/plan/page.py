@@ -7,25 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from recipec.compiler.pages.html import (
-    COLORS,
-    GRAY,
-    INK,
-    SAID,
-    Facts,
-    Figure,
-    Items,
-    Page,
-    Plot,
-    Section,
-    Table,
-    Text,
-    axis,
-    bar,
-    rule,
-    scatter,
-    write,
-)
+from recipec.compiler.pages.document import Document, Facts, Figure, Items, Plot, Section, Table, Text
+from recipec.compiler.pages.html import COLORS, GRAY, INK, SAID, axis, bar, rule, scatter, write
 from recipec.compiler.pages.numbers import (
     GIB,
     NOT_KNOWN,
@@ -105,7 +88,7 @@ def page(plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, 
         _basis(plan),
     ]
     return write(
-        Page(
+        Document(
             title=f"Plan of {plan.recipe}",
             generator="recipec plan",
             command=("recipe plan", "estimate"),

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from recipec.compiler.pages.html import COLORS, INK, Plot, Table, Text, axis, scatter
+from recipec.compiler.pages.document import Plot, Table, Text
+from recipec.compiler.pages.html import COLORS, INK, axis, scatter
 from recipec.compiler.pages.numbers import significant
 from recipec.compiler.report.metrics import MOST, Series, centered_mean, spread, thin
 from recipec.compiler.report.run import ReportedRun

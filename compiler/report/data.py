@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from recipec.compiler.pages.html import COLORS, Items, Plot, Section, Table, Text, axis, bar
+from recipec.compiler.pages.document import Items, Plot, Section, Table, Text
+from recipec.compiler.pages.html import COLORS, axis, bar
 from recipec.compiler.pages.numbers import NOT_KNOWN, number, percent
 from recipec.compiler.report.run import ReportedRun
 from recipec.compiler.wording import plural

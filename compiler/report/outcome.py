@@ -8,7 +8,7 @@ from typing import Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.json_value import json_value
-from recipec.compiler.pages.html import Facts, Section, Table, Text
+from recipec.compiler.pages.document import Facts, Section, Table, Text
 from recipec.compiler.pages.numbers import gib, number, significant
 from recipec.compiler.report.folder import Folder, existing_folder
 from recipec.compiler.report.run import ReportedRun

@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from recipec.compiler.pages.html import Figure, Items, Page, Section, Table, Text, write
+from recipec.compiler.pages.document import Block, Document, Figure, Items, Section, Table, Text
+from recipec.compiler.pages.html import write
 from recipec.compiler.pages.numbers import (
     NOT_KNOWN,
     capacity,
@@ -46,7 +47,7 @@ def run_page(runs: Sequence[ReportedRun], reality: Section, outcome: Section) ->
     blocks = [_beside(runs), *differences(runs)] if several else []
     compared = Section("compared", "Runs compared", (f"Each compared with {first.label}.",), blocks)
     return write(
-        Page(
+        Document(
             title=f"Report on {first.name}",
             generator=GENERATOR,
             command=("recipe report", first.badge),
@@ -242,8 +243,8 @@ def _curves(runs: Sequence[ReportedRun]) -> Section:
     early = [
         Text(f"{run.label}: {run.early}." if len(runs) > 1 else f"{run.early}.") for run in runs if run.early
     ]
-    numbers = [Text("In numbers", "heading"), _numbers(runs)]
-    blocks = [*early, plot, *numbers] if plot else [none]
+    numbers: list[Block] = [Text("In numbers", "heading"), _numbers(runs)]
+    blocks: list[Block] = [*early, plot, *numbers] if plot else [none]
     return Section("runs", "The run", aside, blocks)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.run_length import Statistics
-from recipec.compiler.pages.html import Section, Table, Text
+from recipec.compiler.pages.document import Block, Section, Table, Text
 from recipec.compiler.pages.numbers import NOT_KNOWN, gib, hours, number, ratio, seconds
 from recipec.compiler.plan.depth import parts
 from recipec.compiler.plan.identity import name
@@ -121,7 +121,7 @@ def _compared(run: ReportedRun, plan: Plan, source: str) -> Section:
         line("Hours in steps", hours, length.hours, run.hours),
     ]
     head = ("", "estimate", "its interval", "measured", "measured to estimate")
-    blocks = (
+    blocks: tuple[Block, ...] = (
         Text(_place(run, plan), "alarm" if run.on_cpu else "muted"),
         Table(head, rows, label="Plan and reality"),
         Text(f"Plan from {source}, for {plan.accelerator}. {length.note}"),

@@ -11,7 +11,7 @@ from recipec.compiler.explain.diff import words
 from recipec.compiler.explain.explain import leaves, summary
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.recorded import from_record
-from recipec.compiler.pages.html import Items, Section, Table, Text
+from recipec.compiler.pages.document import Items, Section, Table, Text
 from recipec.spec.core_schema import flow
 from recipec.spec.language import Section as Node
 from recipec.spec.load import load

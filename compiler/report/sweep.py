@@ -7,19 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipec.compiler.pages.html import (
-    COLORS,
-    Facts,
-    Figure,
-    Page,
-    Plot,
-    Section,
-    Table,
-    Text,
-    axis,
-    scatter,
-    write,
-)
+from recipec.compiler.pages.document import Block, Document, Facts, Figure, Plot, Section, Table, Text
+from recipec.compiler.pages.html import COLORS, axis, scatter, write
 from recipec.compiler.pages.numbers import NOT_KNOWN, SPACE, significant
 from recipec.compiler.report.folder import Folder
 from recipec.compiler.report.page import EXTRA, GENERATOR
@@ -390,13 +379,12 @@ def sweep_page(sweeps: Sequence[Sweep]) -> str:
         "requests of a point, p99 what 99 % of them do not exceed."
     )
     none = Text("No point was measured: there is nothing to draw.", "")
-    tables = [
-        block
-        for one in sweeps
-        for block in (*([Text(one.label, "heading")] if several else []), percentiles(one))
-    ]
+    tables: list[Block] = []
+    for one in sweeps:
+        tables += [Text(one.label, "heading")] if several else []
+        tables.append(percentiles(one))
     return write(
-        Page(
+        Document(
             title=f"Report on Serving {first.model}",
             generator=GENERATOR,
             command=("recipe report", "serving sweep"),

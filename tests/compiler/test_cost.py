@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.explain.cost import COST, cost, text
+from recipec.compiler.explain.cost import COST, cost, document
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.pages import text
 from recipec.compiler.plan.results import Interval, RunLength
 from recipec.compiler.plan.run_hours import Hours, measured_hours, training_hours
 from tests.emit.emitting import program_of
@@ -45,12 +46,12 @@ GIVEN = Hours(3.34, "--train-hours")
 
 TEXT = """\
 US$                           example  2x H100 80GB  ratio
-----------------------------  -------  ------------  -----
-training                      56.11    119.23        2.12
-1 h of serving                21.52    22.12         1.03
-24 h of serving               516.48   530.88        1.03
-training and 1 h of serving   77.63    141.35        1.82
-training and 24 h of serving  572.59   650.11        1.14
+----------------------------- -------- ------------- -----
+training                        56.11        119.23   2.12
+1 h of serving                  21.52         22.12   1.03
+24 h of serving                516.48        530.88   1.03
+training and 1 h of serving     77.63        141.35   1.82
+training and 24 h of serving   572.59        650.11   1.14
 
 training hours  3.34 h       2x H100 80GB: 5.39 h       --train-hours
 training price  US$ 16.80/h  2x H100 80GB: US$ 22.12/h  list price of 2026, on demand: 4 chips at US$ 4.20
@@ -67,7 +68,7 @@ def test_costs_of_the_published_run_match_to_the_cent(program: Lowered) -> None:
     assert (rows[True, 24].usd, rows[True, 24].baseline_usd) == (572.59, 650.11)
     ratios = [rows[True, hours].ratio for hours in (0, 1, 24)]
     assert [round(ratio or 0, 2) for ratio in ratios] == [2.12, 1.82, 1.14]
-    assert text(found) == TEXT
+    assert text.write(document(found)) == TEXT
     assert COST.validate_json(COST.dump_json(found)) == found
 
 
@@ -87,16 +88,16 @@ def test_cost_uses_the_baseline_and_prices_of_the_recipe(program: Lowered) -> No
     assert [row.serve_hours for row in found.rows] == [0, 1, 2, 24, 1, 2, 24]
     assert found.rows[1].usd == 0 and found.rows[1].ratio is None
     assert found.sources["training price"] == found.sources["serving price"] == "the recipe"
-    assert "1 h of serving                0.00     1.00      -\n" in text(found)
+    assert "1 h of serving                   0.00      1.00      -\n" in text.write(document(found))
 
 
 def test_without_baseline_and_serve_only_training_is_priced(program: Lowered) -> None:
     found = cost(program("serve=null", "launch.spot=true"), GIVEN)
     assert [row.usd for row in found.rows] == [56.11] and found.baseline is None
-    assert text(found) == (
+    assert text.write(document(found)) == (
         "US$       example\n"
-        "--------  -------\n"
-        "training  56.11\n"
+        "--------- -------\n"
+        "training    56.11\n"
         "\n"
         "training hours  3.34 h       --train-hours\n"
         "training price  US$ 16.80/h  list price of 2026, on demand: 4 chips at US$ 4.20\n"

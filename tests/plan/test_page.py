@@ -16,7 +16,8 @@ import pytest
 from markupsafe import Markup
 from ruamel.yaml import YAML
 
-from recipec.compiler.pages.html import COLORS, Page, Plot, Section, Text, scatter, script_hash, write
+from recipec.compiler.pages.document import Document, Plot, Section, Text
+from recipec.compiler.pages.html import COLORS, scatter, script_hash, write
 from recipec.compiler.pages.numbers import capacity, flops, gib, hours, moved, ms, usd
 from recipec.compiler.plan.page import MEMORY, best, gain, page, points
 from tests.plan import plans
@@ -84,7 +85,9 @@ def test_content_security_policy_forbids_inserted_scripts() -> None:
     """Block a foreign script, even if a text were inserted as markup."""
     blocks = [Plot("one", "", [scatter("a", [1], [2], "red")]), Text(Markup("<script>stranger()</script>"))]
     sections = [Section("only", "Only", (), blocks)]
-    reader = Reader(write(Page("title", "recipec", ("command", ""), "name", (), (), sections), "plan"))
+    reader = Reader(
+        write(Document("name", sections, title="title", generator="recipec", command=("command", "")), "plan")
+    )
     library, drawn, strange = reader.within["script"]
     assert strange == "stranger()" and "Plotly.newPlot(" in drawn
     policy = next(one for one in reader.named("meta") if "http-equiv" in one)["content"]

@@ -1,0 +1,139 @@
+"""A document of sections with paragraphs, facts, tables and plots, which a command builds once.
+
+The modules `text`, `markdown` and `html` write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure with its unit, its label, and lines below it; `bad` marks a figure with a problem."""
+
+    name: str
+    value: str
+    below: tuple[str, ...] = ()
+    bad: bool = False
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; `look` is "", "muted", "alarm", "heading", or "code", which keeps its lines."""
+
+    words: str
+    look: str = "muted"
+    kind: ClassVar[str] = "text"
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of sentences."""
+
+    items: Sequence[str]
+    kind: ClassVar[str] = "items"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and values; the values are text or numbers."""
+
+    pairs: Collection[tuple[str, Any]]
+    title: str = ""
+    kind: ClassVar[str] = "facts"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text; the first column holds names.
+
+    Attributes:
+        words: indices of the columns that hold text; all others except the first hold numbers.
+        label: description for screen readers.
+        folded: the text of the control that unfolds it; "" for a table that is always open.
+        bad: indices of rows that have a problem.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    words: Sequence[int] = ()
+    label: str = ""
+    folded: str = ""
+    bad: tuple[int, ...] = ()
+    kind: ClassVar[str] = "table"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot that plotly draws.
+
+    Attributes:
+        key: the element's id, unique in the page.
+        title, what: the heading, and a sentence on what the plot shows.
+        data, layout: in plotly's form. Texts in them are escaped, because plotly reads them as markup.
+        height: pixels.
+        after: blocks below it: notes, and the table of its numbers.
+    """
+
+    key: str
+    title: str
+    data: Sequence[Mapping[str, Any]]
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    height: int = 320
+    what: str = ""
+    after: Sequence[Any] = ()
+    kind: ClassVar[str] = "plot"
+
+
+Block = Text | Items | Facts | Table | Plot
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the document.
+
+    Attributes:
+        key: the id of its heading in HTML; "" without a heading.
+        title: its heading; "" for none.
+        aside: sentences that introduce it; HTML shows them next to the heading.
+    """
+
+    key: str
+    title: str
+    aside: Sequence[str]
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a command tells, for every writer.
+
+    Attributes:
+        name: its heading; "" for none.
+        hardware: names and values below the heading.
+        figures: the most important figures.
+        alarms: problems that must not be missed: a word and a sentence each.
+        sentence: below the alarms.
+        title: of the browser window, in HTML.
+        generator: identifies the HTML pages of one command, so that no other file is overwritten.
+        command: the command that made it; the text of its badge in HTML.
+    """
+
+    name: str
+    sections: Sequence[Section]
+    hardware: Sequence[tuple[str, str]] = ()
+    figures: Sequence[Figure] = ()
+    alarms: Sequence[tuple[str, str]] = ()
+    sentence: str = ""
+    title: str = ""
+    generator: str = ""
+    command: tuple[str, str] = ("", "")
+
+
+def sheet(name: str, *parts: Sequence[Block]) -> Document:
+    """Return a document whose sections have no headings."""
+    return Document(name, [Section("", "", (), blocks) for blocks in parts])
