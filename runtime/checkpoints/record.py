@@ -13,6 +13,7 @@ from typing import Any
 
 from ..addresses import is_address, path_of, reached, write_whole
 from ..errors import UNREADABLE, UserError, first_line
+from ..model.older_names import of_older_version, older_run
 from ..model.partition_rules import data_parallel
 from ..stores import failed, passing
 from ..training.objectives import OBJECTIVES, Objective
@@ -166,6 +167,8 @@ def check_record(directory: str | Path, artifact: Path, newest: int | None = Non
         UserError: naming what differs.
     """
     recorded = read_record(directory)
+    if of_older_version(recorded):
+        raise older_run(str(directory))
     current = _parse(_lock_bytes(artifact).decode(), str(artifact / LOCK))
     free = (LOGGING, *(f"recipe.{path}" for path in (*PASSIVE, *ELASTIC)))
     differences = [

@@ -33,6 +33,7 @@ from ..model.adapters import (
 )
 from ..model.families.base import Parameter, Source, parameter_path
 from ..model.initial import joined, plain
+from ..model.older_names import of_older_version, older_run
 from ..model.selection import train_only, trained_whole
 from ..untrusted import MATCH_SECONDS, TooLong, limit
 from ..weights.checkpoint import CONFIG, HFCheckpoint
@@ -390,6 +391,8 @@ def check_model(record: Mapping[str, Any], base: HFCheckpoint) -> None:
     Raises:
         UserError: naming the first difference.
     """
+    if of_older_version(record):
+        raise older_run("the checkpoint directory")
     model = record.get("model") or {}
     if model.get("family", base.family.name) != base.family.name:
         raise UserError(

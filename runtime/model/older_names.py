@@ -7,7 +7,10 @@ first: in 0.2 a query's weight was [heads, in, features].
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..errors import UserError
 
 OF_LAYER = {
     "attn.q_einsum": ("attn.q_proj",),
@@ -51,3 +54,18 @@ def mentioned(pattern: str) -> Iterator[tuple[str, str]]:
         )
         if before != after and re.search(rf"(?<![a-z_]){before}(?![a-z_])", pattern):
             yield before, after
+
+
+def of_older_version(record: Mapping[str, Any]) -> bool:
+    """Return whether a run's record is of version 0.2 and of a family whose arrays had these names."""
+    model = record.get("model") or {}
+    older = isinstance(model.get("architecture"), Mapping) and "places" not in model["architecture"]
+    return model.get("family") in ("gemma2", "gemma3", "gemma4") and older
+
+
+def older_run(where: str) -> UserError:
+    """Return the error for a run of that version."""
+    return UserError(
+        f"{where} holds a run of version 0.2, which gave Gemma's arrays other names",
+        "finish and merge it with the artifact that started it, whose runtime is of that version",
+    )

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from recipec.runtime.checkpoints.record import check_record
 from recipec.runtime.checkpoints.steps import choose_step, saved_steps, step_losses
-from recipec.runtime.checkpoints.trained_weights import load_trained
+from recipec.runtime.checkpoints.trained_weights import check_model, load_trained
 from recipec.runtime.merging import merge
 from recipec.runtime.merging.job import checkpoint_digest
 from recipec.runtime.merging.plan import shard_bytes
@@ -312,6 +313,17 @@ def test_modules_trained_whole_count_for_identity(base: HFCheckpoint, tmp_path: 
     other = replace(run, whole={path: array + 1 for path, array in run.whole.items()})
     assert run.whole and not list(tmp_path.rglob("SHA256SUMS"))
     assert checkpoint_digest(str(tmp_path), run) != checkpoint_digest(str(tmp_path), other)
+
+
+def test_run_of_version_0_2_names_the_version_to_finish_with(base: HFCheckpoint, tmp_path: Path) -> None:
+    """Its arrays of Gemma have other names: neither merge.py nor --resume reads them."""
+    lock = {"recipe": {}, "model": {"family": "gemma4", "architecture": {"global_theta": 1_000_000}}}
+    (tmp_path / "recipe.lock.json").write_text(json.dumps(lock))
+    for read in (lambda: check_model(lock, base), lambda: check_record(tmp_path, tmp_path)):
+        assert "holds a run of version 0.2, which gave Gemma's arrays other names" in message(read)
+    assert "its places is" in message(
+        lambda: check_model({"model": {"family": "gemma4", "architecture": {"places": {}}}}, base)
+    )
 
 
 def test_record_that_does_not_match_arrays_is_refused(
