@@ -47,7 +47,7 @@ style: .venv/.dev
 lint: style
 	$(BIN)/mypy
 
-# mypy runs beside the rest, whose two workers wait for processes now and then, and says at the end what it found.
+# mypy runs in parallel with the tests, whose two workers sometimes wait for processes. Its output is printed at the end.
 test: compiled style
 	@mkdir -p build
 	@$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \

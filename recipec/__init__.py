@@ -1,6 +1,6 @@
 """Compiles one YAML recipe into everything that fine-tunes and serves a language model on TPUs.
 
-One name for five packages. In a checkout they are links to the folders beside this one.
+One name for five packages. In a checkout they are links to the folders next to this one.
 """
 
 from pathlib import Path

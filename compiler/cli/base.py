@@ -68,20 +68,20 @@ Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The
 
 
 def group(help: str, **settings: Any) -> typer.Typer:
-    """A command that has commands of its own."""
+    """Create a command that has subcommands."""
     context = {"help_option_names": ["-h", "--help"]}
     return typer.Typer(help=help, rich_markup_mode=None, context_settings=context, **settings)
 
 
 CHECK_SECONDS = 60.0
-"""That reading and checking one recipe may take; a second or two is usual."""
+"""Most seconds for reading and checking one recipe; one or two are usual."""
 
 
 def read(path: Path, sets: Sequence[str] | None, planning: bool = False) -> tuple[Loaded, Lowered]:
-    """A recipe, loaded and lowered.
+    """Load and lower a recipe.
 
     Args:
-        planning: whether what only a plan can do is let through.
+        planning: whether to accept features that only a plan supports.
     """
     from recipec.compiler.lower import lower
     from recipec.runtime.untrusted import TooLong, limit
@@ -109,7 +109,7 @@ E0042 = Code(
 
 
 def _unending(path: Path) -> tuple[Loaded, Lowered]:
-    """What is known of a recipe that cannot be checked in its time."""
+    """Return the diagnostic about a recipe whose checks did not finish in time, and no program."""
     from recipec.compiler.lower import Lowered
     from recipec.spec.diagnostics import Diagnostic
     from recipec.spec.load import Loaded, display
@@ -133,7 +133,7 @@ def end_build(folder: Path) -> None:
 
 
 def complete_build(folder: Path) -> None:
-    """The same before artifacts are read; ends the command where the build cannot be completed."""
+    """Complete a killed build before its artifacts are read, or end the command if that is impossible."""
     from recipec.compiler.artifacts.whole import complete
 
     if complete(folder):
@@ -143,7 +143,7 @@ def complete_build(folder: Path) -> None:
 def read_program(
     path: Path, sets: Sequence[str] | None, format: Format = "text", planning: bool = False
 ) -> tuple[Loaded, Lowered, Program]:
-    """A recipe with its program; ends the command with its diagnostics where it has none."""
+    """Load and lower a recipe, and end the command with its diagnostics if it has no program."""
     loaded, lowered = read(path, sets, planning)
     if lowered.program is None:
         fail(lowered.diagnostics, format)
@@ -151,7 +151,7 @@ def read_program(
 
 
 def fail(diagnostics: Sequence[Diagnostic], format: Format = "text") -> NoReturn:
-    """Shows what is wrong, and ends the command."""
+    """Print diagnostics, and end the command."""
     show(diagnostics, format)
     raise typer.Exit(FAILED)
 

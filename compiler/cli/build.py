@@ -213,14 +213,14 @@ def check(recipes: Recipes, sets: Sets = None, format: Shown = "text") -> None:
 
 
 def _read_all(recipes: Sequence[Path], sets: Sequence[str] | None) -> list[tuple[Loaded, Lowered]]:
-    """Recipes, loaded and lowered one after the other."""
+    """Load and lower recipes one after the other."""
     from recipec.compiler.terminal import each
 
     return [read(path, sets) for path in each("checking", recipes)]
 
 
 def _planned_before(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
-    """What plans that are kept say of these recipes' steps. Costs nothing where there are none."""
+    """Return the warnings of earlier plans of these recipes' steps, without compiling anything."""
     from recipec.compiler import store
 
     if not store.folder().is_dir():
@@ -240,7 +240,7 @@ def _planned_before(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]
 
 
 def _left_over(output: Path, names: Collection[str], recipes: Sequence[Path]) -> list[str]:
-    """Artifacts that no recipe builds: neither these, nor another one next to them, in recipes/ or here."""
+    """Return the artifacts that no recipe builds: none of these, of their folders, of recipes/ or here."""
     from recipec.compiler.artifacts.artifact import artifacts_in
 
     left = {*artifacts_in(output)} - {*names}
@@ -259,7 +259,7 @@ def _left_over(output: Path, names: Collection[str], recipes: Sequence[Path]) ->
 
 
 def _names_in(file: Path) -> set[str]:
-    """The name that a recipe's file gives, and the file's own name where it gives none that can be read."""
+    """Return the name that a recipe's file contains, or the file's stem if it has no readable name."""
     from recipec.spec.load import load
 
     try:
@@ -280,7 +280,7 @@ E0041 = Code(
 
 
 def _same_names(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
-    """Two recipes of one name would write one folder."""
+    """Report recipes with the same name, which would write the same folder."""
     from recipec.spec.diagnostics import Diagnostic
     from recipec.spec.load import display, locate
 
@@ -317,7 +317,7 @@ N0044 = Code(
 
 
 def _same_places(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
-    """Places outside of the artifacts that two recipes would write, or that a recipe has from its base."""
+    """Report places outside of the artifacts that two recipes write, or that a recipe has from its base."""
     from recipec.compiler.lowering.sources import outside
     from recipec.spec.diagnostics import Diagnostic
     from recipec.spec.load import display, locate
@@ -347,7 +347,7 @@ def _same_places(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
 
 
 def _place_of(place: str, name: str) -> str:
-    """A place for a recipe next to one that it may not share, or below it, if that is a whole bucket."""
+    """Return a place for a recipe next to a place of another recipe, or below it if it is a whole bucket."""
     return f"{place}-{name}" if "/" in place.partition("://")[2] else f"{place}/{name}"
 
 

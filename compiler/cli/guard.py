@@ -52,7 +52,7 @@ PLAINLY = {
 
 
 def guarded(command: Callable[[], object]) -> NoReturn:
-    """Runs the command line to its end and leaves with its exit status.
+    """Run the command line, and exit with its status.
 
     Args:
         command: the application, not standalone: it raises its usage errors and returns an exit status, or
@@ -100,7 +100,7 @@ def _status(command: Callable[[], object]) -> int:
 
 
 def _of_exit(code: object) -> int:
-    """The exit status of a SystemExit, whose code may be a sentence as well."""
+    """Return the exit status of a SystemExit, and print its code if that is a sentence."""
     if code is None:
         return DONE
     if isinstance(code, int):
@@ -121,7 +121,7 @@ def _demand_folder() -> None:
 
 
 def _failed(error: Exception) -> int:
-    """Says what failed, and gives the exit status; a fault of the compiler's own is said to be one."""
+    """Print what failed, and return the exit status. A bug of the compiler is reported as a bug."""
     from recipec.compiler.errors import ArtifactError
     from recipec.compiler.writing import WAYS_OUT
     from recipec.runtime.errors import UserError
@@ -151,7 +151,7 @@ def _failed(error: Exception) -> int:
 
 
 def _plainly(text: str) -> str:
-    """What typer says of a wrong argument, without the wording of pydantic, which reads its values."""
+    """Replace pydantic's wording in typer's message about a wrong argument."""
     for pattern, words in PLAINLY.items():
         text = re.sub(pattern, words, text)
     return text
@@ -172,7 +172,7 @@ def _own_fault(error: Exception) -> None:
 
 
 def _place(error: OSError) -> str:
-    """The file that an error is about, in one line; "" where it is none."""
+    """Return the file of an error in one line, or ""."""
     if isinstance(error.filename, str | bytes):
         return os.fsdecode(error.filename).replace("\n", "\ufffd")
     try:
@@ -183,7 +183,7 @@ def _place(error: OSError) -> str:
 
 
 def _tell(text: str, help: str | None = None) -> None:
-    """Prints to stderr, where that can be written."""
+    """Print to stderr, if it can be written."""
     from recipec.spec.diagnostics import printable
 
     with suppress(OSError, ValueError):
@@ -191,10 +191,10 @@ def _tell(text: str, help: str | None = None) -> None:
 
 
 def _open_streams() -> None:
-    """stdin, stdout and stderr as there are, or that lead nowhere; what they cannot show is escaped.
+    """Open closed standard streams on /dev/null, and escape letters that stdout and stderr cannot encode.
 
-    A file that is opened later would get the number of a stream that is closed (`recipe ... >&-`), and what
-    is printed would end up in it.
+    A file that is opened later would get the number of a closed stream (`recipe ... >&-`), and the output
+    would be written into it.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -212,16 +212,16 @@ def _open_streams() -> None:
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
-    """As JSON escapes letters, so that what is JSON stays JSON."""
+    """Escape letters as JSON does, so that JSON stays JSON."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _delivered(status: int) -> int:
-    """The exit status once everything that was printed has arrived, or could not.
+    """Flush stdout and stderr, and return the exit status, or another one if that fails.
 
-    Python's own flush at its end would print a traceback and leave with 120.
+    Python's own flush at exit would print a traceback, and exit with 120.
     """
     for name in ("stdout", "stderr"):
         stream: TextIO = getattr(sys, name)
@@ -238,13 +238,13 @@ def _delivered(status: int) -> int:
 
 
 def _silence(stream: TextIO) -> None:
-    """Nothing more may be written, not even when Python closes the stream."""
+    """Discard everything written from now on, also when Python closes the stream."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _unread() -> bool:
-    """Whether the reader of stdout or stderr has gone."""
+    """Return whether the reader of stdout or stderr has closed it."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             poll = select.poll()

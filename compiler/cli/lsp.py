@@ -85,7 +85,7 @@ class _Channel(io.FileIO):
 
 @contextmanager
 def _stdout() -> Iterator[BinaryIO]:
-    """The stream to the editor; what anything prints meanwhile goes to stderr, not among the messages."""
+    """Yield the stream to the editor, and redirect everything that is printed to stderr."""
     sys.stdout.flush()
     try:
         number = sys.stdout.fileno()
@@ -105,7 +105,7 @@ def _stdout() -> Iterator[BinaryIO]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """A signal ends it at once: it keeps nothing, and its thread that reads stdin cannot be woken."""
+    """End the process at once on a signal, because its thread that reads stdin cannot be interrupted."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
         signal.signal(number, lambda number, frame: os._exit(128 + number))

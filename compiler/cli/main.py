@@ -242,13 +242,13 @@ def preview(
 
 
 def main() -> NoReturn:
-    """The console script: whatever happens, the user reads sentences and gets an exit status."""
+    """Run the console script. It ends with an exit status, and prints errors as sentences."""
     guarded(lambda: _with_command(sys.argv[1:2])(prog_name="recipe", standalone_mode=False))
 
 
 def _with_command(first: list[str]) -> typer.Typer:
-    """The application with the command that is asked for alone, since typer makes all that it has before it
-    runs one; whole where the first argument names none."""
+    """Return the application with only the requested command, because typer creates all commands before it
+    runs one. Return all of it if the first argument is no command."""
     part = copy.copy(app)
     part.registered_commands = [command for command in app.registered_commands if _name(command) in first]
     part.registered_groups = [group for group in app.registered_groups if group.name in first]

@@ -153,7 +153,7 @@ def new(
 
 
 def _demand(asking: bool, model: str | None, accelerator: str | None) -> None:
-    """Refuses to guess what only the user knows, where nobody can be asked."""
+    """Refuse missing values that only the user knows, if the command cannot ask."""
     missing = [flag for flag, given in (("--model", model), ("--accelerator", accelerator)) if given is None]
     if missing and not asking:
         _misused(f"give {listing(missing)}: the command can ask for missing values only on a terminal")
@@ -165,7 +165,7 @@ def _misused(message: str) -> NoReturn:
 
 
 def _source(data: str | None, format: DataFormat | None) -> NewData:
-    """The data, with a local file's path as given.
+    """Describe the data. A local file's path stays as it was typed.
 
     Raises:
         ArtifactError: there is no such file, or it cannot be used.
@@ -185,10 +185,10 @@ def _source(data: str | None, format: DataFormat | None) -> NewData:
 
 
 def _target(name: str, output: Path | None, source: NewData) -> Path:
-    """Where the recipe goes.
+    """Return the recipe's path.
 
     Raises:
-        ArtifactError: it cannot, or something is there.
+        ArtifactError: the path exists, or cannot be written.
     """
     from recipec.compiler.new.files import refuse_existing
 
@@ -198,7 +198,7 @@ def _target(name: str, output: Path | None, source: NewData) -> Path:
 
 
 def _folder(output: Path | None, source: NewData) -> Path:
-    """The recipe's folder: the first that has the most of the data below it."""
+    """Return the folder that contains most of the data's files; the first of equal ones."""
     from recipec.compiler.new.source import is_within
 
     local = [Path(part.path) for part in source.parts if "://" not in part.path]
@@ -207,12 +207,12 @@ def _folder(output: Path | None, source: NewData) -> Path:
 
 
 def _folders(output: Path | None) -> list[Path]:
-    """Where a recipe may lie."""
+    """Return the folders that a recipe may be written to."""
     return [FOLDER, Path()] if output is None else [output]
 
 
 def _with_format(source: NewData, usual: str, asking: bool) -> NewData:
-    """The source with a format: a file that is not there yet has the usual one, another is asked for."""
+    """Add the format to a source: the usual format for a missing file, otherwise the user's answer."""
     from recipec.compiler.new import ask
     from recipec.compiler.new.source import PLACEHOLDER
 
@@ -236,7 +236,7 @@ def _with_format(source: NewData, usual: str, asking: bool) -> NewData:
 
 
 def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:
-    """Writes the recipe and what goes with it, and says what was written and what comes next."""
+    """Write the recipe and its other files, and print what was written and the next commands."""
     from recipec.compiler.artifacts.artifact import SCHEMA
     from recipec.compiler.checks.train import N0527
     from recipec.compiler.new import files, hooks

@@ -91,7 +91,7 @@ def parity(
 def _chosen(
     path: Path, sets: Sequence[str] | None, backends: Sequence[Backend], format: Format
 ) -> tuple[Program, Backends]:
-    """A recipe's program, and which of these backends train it; ends the command where there is none."""
+    """Return a recipe's program and the backends that can train it, or end the command if none can."""
     from recipec.compiler.parity.run import choose
 
     loaded, lowered, program = read_program(path, sets, format)
@@ -123,7 +123,7 @@ QUANTITIES = ("initial", "gradients", "losses", "trained", "merged")
 
 
 def _limits(given: Sequence[str]) -> dict[str, float]:
-    """Limits by quantity, from "QUANTITY=NUMBER"."""
+    """Parse limits of quantities from "QUANTITY=NUMBER"."""
     limits = {}
     for text in given:
         name, _, value = text.partition("=")

@@ -110,7 +110,7 @@ def plan(
 
 
 def _refuse_backend(loaded: Loaded, program: Program, backend: Backend, format: Format) -> None:
-    """Ends the command where nothing can be compiled, or the backend cannot train the recipe."""
+    """End the command if nothing can be compiled, or if the backend cannot train the recipe."""
     from recipec.compiler.checks.backends import diagnosed
     from recipec.compiler.plan.planner import check_target
     from recipec.spec.load import locate
@@ -131,7 +131,7 @@ E1008 = Code(
 
 @contextmanager
 def _refused_flags(loaded: Loaded, format: Format) -> Iterator[None]:
-    """Shows a value of the recipe's `xla` that libtpu refused where it stands."""
+    """Report a value of the recipe's `xla` that libtpu refused, at its line in the recipe."""
     from recipec.compiler.plan.planner import CompileError
     from recipec.spec.diagnostics import Diagnostic
     from recipec.spec.load import locate
@@ -146,10 +146,10 @@ def _refused_flags(loaded: Loaded, format: Format) -> Iterator[None]:
 
 
 def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:
-    """What would fail after minutes of compiling.
+    """Refuse what would fail after minutes of compiling.
 
     Raises:
-        ArtifactError: the server to be planned is none, or the page cannot be drawn or written.
+        ArtifactError: the recipe has no server to plan, or the page cannot be drawn or written.
     """
     from recipec.compiler.errors import ArtifactError
     from recipec.compiler.pages.html import require_plotly
@@ -163,7 +163,7 @@ def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:
 
 
 def compare(before: tuple[Program, tuple[str, ...]], after: tuple[Program, tuple[str, ...]]) -> str:
-    """What a change does to memory, time and cost, for `recipe diff --plan`.
+    """Compare memory, time and cost of two programs, for `recipe diff --plan`.
 
     Args:
         before, after: a program with the --set that made it.
@@ -181,7 +181,7 @@ def compare(before: tuple[Program, tuple[str, ...]], after: tuple[Program, tuple
 
 @contextmanager
 def progress_line(label: str) -> Iterator[Progress]:
-    """A line on stderr that says how far the compiles are."""
+    """Show the progress of the compiles in a line on stderr."""
     from recipec.runtime.progress import Progress as Line
 
     on_ctrl_c(_kept)
@@ -197,7 +197,7 @@ def progress_line(label: str) -> Iterator[Progress]:
 
 
 def _kept() -> str:
-    """What Ctrl-C leaves of the compiles."""
+    """Say which results Ctrl-C keeps."""
     from recipec.compiler import store
     from recipec.compiler.wording import plural
 

@@ -118,10 +118,10 @@ def _sweep_page(folders: Sequence[Folder]) -> tuple[str, str]:
 
 
 def write(file: Path, page: str) -> None:
-    """Writes a page whole or not at all, in place of an earlier report alone.
+    """Write a page atomically. It may replace only an earlier report.
 
     Raises:
-        ArtifactError: something else is there, or it cannot be written.
+        ArtifactError: the file is not a report, or cannot be written.
     """
     from recipec.compiler.errors import ArtifactError
     from recipec.compiler.report.page import GENERATOR

@@ -57,7 +57,7 @@ class Point:
         return directory if "://" in directory else str(self.folder / directory)
 
     def ended(self) -> bool:
-        """Whether the run has done all of its steps."""
+        """Return whether the run has finished all of its steps."""
         from recipec.compiler.report.folder import open_folder
         from recipec.runtime.metrics.run_state import FILE
 
@@ -139,10 +139,10 @@ def sweep(
 
 
 def _combinations(over: Sequence[str]) -> list[dict[str, Any]]:
-    """The values of each run by their paths.
+    """Return the values of each run by their paths.
 
     Raises:
-        BadParameter: an --over is no path with a list of values.
+        BadParameter: an --over is not a path with a list of values.
     """
     from ruamel.yaml import YAML, YAMLError
 
@@ -167,7 +167,7 @@ def _combinations(over: Sequence[str]) -> list[dict[str, Any]]:
 def _points(
     recipe: Path, combinations: Sequence[dict[str, Any]], sets: Sequence[str], output: Path
 ) -> list[Point]:
-    """The runs, each of whose recipes passes the checks; otherwise the first one's diagnostics are shown."""
+    """Return the runs, or end the command with the diagnostics of the first recipe with an error."""
     base = read(recipe, sets)[1].program
     width = len(str(len(combinations)))
     points = []
@@ -187,7 +187,7 @@ def _points(
 
 
 def _build(points: Sequence[Point], output: Path) -> None:
-    """Writes the artifacts."""
+    """Write the artifacts."""
     from recipec.compiler.artifacts import artifact
     from recipec.compiler.emitters.emit import emit
 
@@ -199,7 +199,7 @@ def _build(points: Sequence[Point], output: Path) -> None:
 
 
 def _compare(points: Sequence[Point], output: Path) -> None:
-    """Prints a table of the runs, the best first, and writes it."""
+    """Print a table of the runs, with the best first, and write it."""
     from recipec.compiler.report.folder import METRICS, open_folder
     from recipec.compiler.report.run import read_runs
 

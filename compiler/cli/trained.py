@@ -104,7 +104,7 @@ app = group("Combine PEFT adapters.", no_args_is_help=True)
 
 @app.callback()
 def adapters() -> None:
-    """A group, although it has one command."""
+    """Make a group, although it has one command."""
 
 
 @app.command()

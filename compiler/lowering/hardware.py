@@ -140,7 +140,7 @@ class Accelerator:
         return None if self.usd_per_chip_hour is None else self.usd_per_chip_hour * self.chips
 
     def describe(self) -> str:
-        """One phrase: "v5p-8: 4 chips (its 8 counts TensorCores), topology 2x2x1, 95 GiB each"."""
+        """Return one phrase: "v5p-8: 4 chips (its 8 counts TensorCores), topology 2x2x1, 95 GiB each"."""
         if self.platform == "cpu":
             return f"{self.name}: {plural(self.devices, 'virtual CPU device')}"
         counted = " (the number in its name counts TensorCores)" if self.name_counts == "tensorcores" else ""

@@ -100,7 +100,7 @@ class LocalData:
         return round(sum(self.tokens) / 2)
 
     def lengths(self) -> str:
-        """ "61 tokens on average", or "about 40 to 80 tokens on average, by their characters"."""
+        """Return "61 tokens on average", or "about 40 to 80 tokens on average, by their characters"."""
         low, high = (max(1, round(number)) for number in self.tokens)
         if low == high:
             return f"{plural(low, 'token')} on average"
@@ -125,7 +125,7 @@ class Length:
     data: LocalData | None
 
     def words(self) -> str:
-        """ "11 steps", "about 9 to 16 steps", "at most 62 steps"; "" when nothing is known."""
+        """Return "11 steps", "about 9 to 16 steps", "at most 62 steps"; "" when nothing is known."""
         if self.steps is None or self.least is None:
             return ""
         if self.exact:

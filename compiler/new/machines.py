@@ -38,7 +38,7 @@ class Fit:
     sure: bool = True
 
     def way(self) -> str:
-        """ "LoRA", or "QLoRA, if `recipe plan` confirms it"."""
+        """Return "LoRA", or "QLoRA, if `recipe plan` confirms it"."""
         return TITLES[self.method or "lora"] + ("" if self.sure else ", if `recipe plan` confirms it")
 
 

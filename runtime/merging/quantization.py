@@ -113,7 +113,7 @@ def ignored(base: HFCheckpoint, quantized: Collection[str]) -> list[str]:
             continue
         if name.startswith(base.prefix):
             path = re.sub(rf"^{LAYERS}\.\d+\.", "", name.removeprefix(base.prefix)).split(".")
-        else:  # "model.vision_tower.x", or "language_model.lm_head.weight" beside "language_model.model."
+        else:  # "model.vision_tower.x", or "language_model.lm_head.weight" next to "language_model.model."
             path = list(itertools.dropwhile(base.prefix.split(".").__contains__, name.split(".")))
         parts.add(path[0])
     return [rf"re:(.*\.)?{re.escape(part)}(\..*)?$" for part in sorted(parts)]

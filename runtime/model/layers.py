@@ -140,7 +140,7 @@ class Einsum(nnx.Module):
     def __init__(
         self, einsum_str: str, shape: tuple[int, ...], dtype: Any, weight: str = "w", bias: int = 0
     ) -> None:
-        """bias: the number of its dimensions, the last ones of the shape; 0 for none."""
+        """Create the weight, and a bias of the last `bias` dimensions of the shape; 0 for none."""
         self.einsum_str, self.weight = einsum_str, weight
         setattr(self, weight, nnx.Param(jnp.zeros(shape, dtype)))
         self.bias = nnx.Param(jnp.zeros(shape[-bias:], dtype)) if bias else None
@@ -154,7 +154,7 @@ class Normalization(nnx.Module):
     """RMS or layer normalization over the last axes, in float32."""
 
     def __init__(self, norm: Norm, shape: tuple[int, ...], dtype: Any, over: int = 0) -> None:
-        """over: the number of axes that are normalized together; 0 for all of the shape."""
+        """Create the parameters. `over` axes are normalized together; 0 for all of the shape."""
         self.norm, self.over = norm, over or len(shape)
         self.w = nnx.Param(jnp.zeros(shape, dtype)) if norm.weighted else None
         self.bias = nnx.Param(jnp.zeros(shape, dtype)) if norm.bias else None

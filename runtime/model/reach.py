@@ -25,7 +25,7 @@ class Reach:
     expert_layers: int
 
     def __str__(self) -> str:
-        """ "1.65 of 25.2 billion parameters (6.5%): the experts of 30 layers carry no adapter"."""
+        """Return "1.65 of 25.2 billion parameters (6.5%): the experts of 30 layers carry no adapter"."""
         sizes = ((1e12, "trillion "), (1e9, "billion "), (1e6, "million "), (1, ""))
         size, word = next((size, word) for size, word in sizes if self.total >= size * 0.9995)
         text = f"{self.reached / size:.3g} of {self.total / size:.3g} {word}parameters"

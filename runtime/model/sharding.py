@@ -228,7 +228,8 @@ class Rows:
 
     @classmethod
     def of(cls, mesh: Mesh, total: int) -> Rows:
-        """
+        """Split the rows of a batch over the devices.
+
         Raises:
             ValueError: when the devices do not divide the rows, instead of repeating them everywhere.
         """

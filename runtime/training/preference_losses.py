@@ -42,55 +42,55 @@ class PairLoss:
 
 
 def _logistic(f: Functions, margin: Array, smoothing: float) -> Array:
-    """Conservative DPO (Mitchell 2023): assumes that a share of the preferences is wrong."""
+    """Compute conservative DPO (Mitchell 2023), which assumes that a share of the preferences is wrong."""
     return -(1 - smoothing) * f.log_sigmoid(margin) - smoothing * f.log_sigmoid(-margin)
 
 
 def _sigmoid(f: Functions, chosen: Array, rejected: Array, train: TrainSettings) -> Array:
-    """Rafailov et al. 2023, eq. 7; without a reference Xu et al. 2024 (CPO), eq. 3."""
+    """Compute the loss of Rafailov et al. 2023, eq. 7; without a reference Xu et al. 2024 (CPO), eq. 3."""
     return _logistic(f, train.beta * (chosen - rejected), train.label_smoothing)
 
 
 def _simpo(f: Functions, chosen: Array, rejected: Array, train: TrainSettings) -> Array:
-    """Meng et al. 2024, eq. 6."""
+    """Compute the loss of Meng et al. 2024, eq. 6."""
     return _logistic(f, train.beta * (chosen - rejected) - train.simpo_gamma, train.label_smoothing)
 
 
 def _hinge(f: Functions, chosen: Array, rejected: Array, train: TrainSettings) -> Array:
-    """Zhao et al. 2023 (SLiC), with beta as the inverse of its margin."""
+    """Compute the loss of Zhao et al. 2023 (SLiC), with beta as the inverse of its margin."""
     return f.relu(1 - train.beta * (chosen - rejected))
 
 
 def _ipo(_: Functions, chosen: Array, rejected: Array, train: TrainSettings) -> Array:
-    """Azar et al. 2023, eq. 17, where beta is tau; scores are means over tokens, as in TRL."""
+    """Compute Azar et al. 2023, eq. 17, with tau = beta; scores are means over tokens, as in TRL."""
     return (chosen - rejected - 1 / (2 * train.beta)) ** 2
 
 
 def _robust(f: Functions, chosen: Array, rejected: Array, train: TrainSettings) -> Array:
-    """Chowdhury et al. 2024, eq. 10: an unbiased estimate of the loss without wrong preferences."""
+    """Compute Chowdhury et al. 2024, eq. 10: an unbiased estimate of the loss without wrong preferences."""
     margin, smoothing = train.beta * (chosen - rejected), train.label_smoothing
     kept, turned = f.log_sigmoid(margin), f.log_sigmoid(-margin)
     return (smoothing * turned - (1 - smoothing) * kept) / (1 - 2 * smoothing)
 
 
 def _apo_zero(f: Functions, chosen: Array, rejected: Array, train: TrainSettings) -> Array:
-    """D'Oosterlinck et al. 2024, eq. 7."""
+    """Compute the loss of D'Oosterlinck et al. 2024, eq. 7."""
     return 1 - f.sigmoid(train.beta * chosen) + f.sigmoid(train.beta * rejected)
 
 
 def _apo_down(f: Functions, chosen: Array, rejected: Array, train: TrainSettings) -> Array:
-    """D'Oosterlinck et al. 2024, eq. 8."""
+    """Compute the loss of D'Oosterlinck et al. 2024, eq. 8."""
     return f.sigmoid(train.beta * chosen) + 1 - f.sigmoid(train.beta * (chosen - rejected))
 
 
 def _sppo_hard(_: Functions, chosen: Array, rejected: Array, train: TrainSettings) -> Array:
-    """Wu et al. 2024 (SPPO), eq. 4.7, where the chosen answer wins with probability 1."""
+    """Compute the loss of Wu et al. 2024 (SPPO), eq. 4.7: the chosen answer wins with probability 1."""
     half = 0.5 / train.beta
     return (chosen - half) ** 2 + (rejected + half) ** 2
 
 
 def _odds_ratio(f: Functions, chosen: Array, rejected: Array, train: TrainSettings) -> Array:
-    """Hong et al. 2024 (ORPO), eq. 7, with its weight in eq. 6; scores are means over tokens, as in TRL."""
+    """Compute Hong et al. 2024 (ORPO), eq. 7, weighted as in eq. 6; scores are means over tokens (TRL)."""
     odds = (chosen - rejected) - (f.log1p(-f.exp(chosen)) - f.log1p(-f.exp(rejected)))
     return -train.beta * f.log_sigmoid(odds)
 

@@ -1,4 +1,4 @@
-"""Words of other tools, keys and values, and what is written here in their place; and what a slip is."""
+"""Other tools' keys and values with what a recipe has instead, and the correction of misspelled words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NEAR = 0.75
 
 
 def slip(word: str, known: Iterable[str], near: float = NEAR) -> str | None:
-    """The known word that a misspelled one surely stands for: few letters differ, and no digit."""
+    """Return the known word that a misspelled word stands for, or None. Digits must be the same."""
     digits = re.sub(r"\D", "", word)
     same = [one for one in known if re.sub(r"\D", "", one) == digits]
     found = get_close_matches(word, same, 1, near)
@@ -22,11 +22,13 @@ def slip(word: str, known: Iterable[str], near: float = NEAR) -> str | None:
 
 
 def key(name: str, place: str = "") -> str | None:
-    """What other tools' key is here: the path of a key, or a help (which holds blanks); None for neither.
+    """Return the path of the key that corresponds to another tool's key, or a help text, or None.
+
+    A help text contains blanks, and a path does not.
 
     Args:
-        name: in small letters, with `_` for `-`.
-        place: the section that it stands in, "train.optimizer"; a key may mean another thing in each.
+        name: the key in small letters, with `_` for `-`.
+        place: the section of the key, such as "train.optimizer". A key may have another meaning in each.
     """
     bare = name.replace("_", "")
     return KEYS.get(f"{place}.{name}") or KEYS.get(name) or _BARE.get(f"{place}.{bare}") or _BARE.get(bare)
@@ -41,6 +43,6 @@ _BARE = {
 
 
 def value(path: str, word: object) -> str | None:
-    """The help for a value of other tools', at a path without indices; None for no such word."""
+    """Return the help text for another tool's value at a path without indices, or None."""
     table = VALUES.get(path) or VALUES.get(re.sub(r"^data\.(train|eval)\.", "data.", path), {})
     return table.get(str(word).strip().lower().replace("-", "_"))

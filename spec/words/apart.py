@@ -1,4 +1,4 @@
-"""Tables whose entries hold for several words each."""
+"""Tables in which an entry has several words."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 
 def apart(table: Mapping[str, str]) -> dict[str, str]:
-    """A table whose keys are several words each, and whose values hold for every one of them."""
+    """Split each key of a table into its words, each with the key's value."""
     return {word: meant for words, meant in table.items() for word in words.split()}
 
 
 def named(table: Mapping[str, str]) -> dict[str, str]:
-    """Paths by each of the words that stand for them."""
+    """Invert a table of paths and their words: return the path of each word."""
     return {word: path for path, words in table.items() for word in words.split()}

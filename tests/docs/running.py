@@ -22,6 +22,7 @@ from tests.watch import watching
 
 NOT_RUN = {
     "make": "it installs, trains or builds for minutes",
+    "pre-commit": "it changes the settings of a clone",
     **dict.fromkeys(("pip", "pipx", "python venv", "uv"), "it installs"),
     **dict.fromkeys(("source", "export"), "it changes the reader's shell"),
     **dict.fromkeys(("recipe plan", "recipe port --plan"), "it compiles for minutes"),

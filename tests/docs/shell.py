@@ -133,14 +133,14 @@ def mentioned(text: str) -> Iterator[str]:
     command = _command()
     context = command.make_context("recipe", [], resilient_parsing=True)
     for word in words:
-        commands = getattr(command, "commands", None)
-        if commands is None or not word or word.startswith("-"):
+        if not hasattr(command, "get_command") or not word or word.startswith("-"):
             break
-        if word not in commands:
+        subcommand = command.get_command(context, word)
+        if subcommand is None:
             if not PLACEHOLDER.fullmatch(word):
                 yield f"`{text}`: `recipe` has no command `{word}`"
             return
-        command = commands[word]
+        command = subcommand
     known = {name for parameter in command.get_params(context) for name in parameter.opts}
     for word in words:
         option = re.match(r"--?[a-z][a-z-]*", word)

@@ -6,10 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
-from typer.main import get_command
 
-from recipec.compiler.cli.main import app
 from scripts.docs.diagnostics import declared
 from tests.docs.blocks import PAGES, TOP, inline
 from tests.docs.shell import OWN_FOLDERS, ROOT
@@ -68,10 +65,3 @@ def _anchors(page: Path) -> set[str]:
     """Return GitHub's anchors of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_features_page_lists_every_command() -> None:
-    command = get_command(app)
-    names = set(command.list_commands(typer.Context(command)))  # type: ignore[attr-defined]
-    table = re.findall(r"^\| `recipe ([a-z]+)", (ROOT / "docs/features.md").read_text("utf-8"), re.M)
-    assert set(table) == names

@@ -134,7 +134,7 @@ class Checkpoints:
         return {_path(name): _transposed(array) for name, array in trained.items()}
 
     def _live(self, stored: Arrays, shapes: Arrays) -> Arrays:
-        """The inverse of `_stored`."""
+        """Convert the stored form of arrays back, the inverse of `_stored`."""
         if not self._for_merge:
             return stored
         return {

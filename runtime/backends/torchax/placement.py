@@ -49,7 +49,7 @@ def tensor_spec(parameter: Parameter, source: Source) -> Spec:
 
 
 def merged(source: Source) -> list[list[int]]:
-    """For each dimension of a tensor, return the dimensions of `source.reshape` that are merged in it."""
+    """Return, for each dimension of a tensor, the dimensions of `source.reshape` that are merged in it."""
     out, at = [], 0
     for size in source.shape:
         group, product = [], 1
