@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -101,8 +102,9 @@ def test_recipe_of_a_new_family_is_checked_explained_and_built(copy: Path) -> No
     makefile = (built / "new" / "Makefile").read_text()
     assert makefile.startswith("# new: the commands of README.md.\n.PHONY: train merge\n")
     assert "Makefile" in json.loads((built / "new" / "recipe.lock.json").read_text())["files"]
-    families = {path.name for path in (built / "runtime" / "model" / "families").iterdir()}
-    assert "exaone4.py" in families and "llama.py" not in families
+    (wheel,) = built.glob("recipec_runtime-*.whl")
+    with zipfile.ZipFile(wheel) as modules:
+        assert any(name.endswith("/model/families/exaone4.py") for name in modules.namelist())
     assert 'family="exaone4"' in (built / "new" / "train.py").read_text()
     accelerate = (built / "new" / "baseline" / "accelerate.yaml").read_text()
     assert "fsdp_transformer_layer_cls_to_wrap: Exaone4DecoderLayer" in accelerate
