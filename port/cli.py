@@ -238,7 +238,7 @@ def _added(made: Ported, asked: Asked) -> bool:
 
 
 def _back(recipe: Path, tool: str, asked: Asked) -> Ported:
-    """The port of a recipe to a tool."""
+    """Port a recipe to a tool's config."""
     from recipec.compiler.cli.base import read
     from recipec.port import back
     from recipec.port.port import Ported, in_the_way
@@ -255,7 +255,7 @@ def _back(recipe: Path, tool: str, asked: Asked) -> Ported:
 
 
 def _write(made: Ported, target: Path, schema: bool = True) -> None:
-    """Writes what was made, what it needs beside it, and the schema that a recipe's first line names."""
+    """Write the result, the files that it needs, and the schema that a recipe's first line names."""
     from recipec.compiler.artifacts.artifact import SCHEMA
     from recipec.compiler.writing import write_text
     from recipec.spec.schema import text
@@ -276,7 +276,7 @@ E1188 = Code(
 
 
 def _of_a_folder(target: Path | None, of_one: Mapping[str, object]) -> list[Diagnostic]:
-    """Why a folder cannot be ported so."""
+    """Return errors about options that apply only to a single run."""
     from recipec.spec.diagnostics import Diagnostic
 
     if target is not None and (target.suffix in (".yaml", ".yml") or target.is_file()):
@@ -294,7 +294,7 @@ def _of_a_folder(target: Path | None, of_one: Mapping[str, object]) -> list[Diag
 def _port_folder(
     files: Sequence[Path], asked: Asked, target: Path | None, strict: bool, format: ReportFormat
 ) -> NoReturn:
-    """Ports each file of the folders, and prints one table."""
+    """Port each file of the folders, and print one table."""
     from recipec.compiler.wording import plural
     from recipec.port.folder import port_all
     from recipec.port.port import E1112
@@ -328,7 +328,7 @@ def _port_folder(
 
 
 def _in_the_way(target: Path | None, option: str, files: Sequence[Path], force: bool) -> list[Diagnostic]:
-    """Why a file cannot be written; found before any work is done."""
+    """Return an error if the target file cannot be written, before any work is done."""
     from recipec.port.port import E1112
     from recipec.spec.diagnostics import Diagnostic
 
@@ -364,7 +364,7 @@ def _accelerator(name: str) -> Accelerator | list[Diagnostic]:
 
 
 def _fail(diagnostics: Sequence[Diagnostic], format: ReportFormat) -> NoReturn:
-    """Shows what is wrong before there is a report."""
+    """Print diagnostics that occur before there is a report."""
     from recipec.port.port import Ported
     from recipec.port.report import to_json
 
@@ -393,7 +393,7 @@ E1113 = Code(
 
 
 def _strict(made: Ported) -> Diagnostic | None:
-    """What --strict fails on, as one diagnostic at the first such key."""
+    """Return one diagnostic about the keys that --strict refuses, at the first of them."""
     from recipec.compiler.wording import plural
     from recipec.spec.diagnostics import Diagnostic
 
@@ -406,7 +406,7 @@ def _strict(made: Ported) -> Diagnostic | None:
 
 
 def _show(made: Ported, format: ReportFormat, stdout: bool) -> None:
-    """The report and the findings; in JSON the findings are part of it."""
+    """Print the report and the diagnostics. In JSON the report contains the diagnostics."""
     stream = sys.stdout if stdout else sys.stderr
     if format == "json" or made.rows:
         print(_rendered(made, format, stream), end="", file=stream)
