@@ -97,7 +97,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 
 ACCEPTED: dict[str, tuple[str, ...]] = {
     "two replicas": (),
-    "an adapter beside two replicas": ("serve.weights=adapter", "serve.env={MODEL_IMPL_TYPE: vllm}"),
+    "an adapter with two replicas": ("serve.weights=adapter", "serve.env={MODEL_IMPL_TYPE: vllm}"),
     "flags of many types": (
         "serve.extra_args={async_scheduling: true, gpu_memory_utilization: 0.85, stream_interval: 4, "
         "allowed_origins: [x], additional_config: {a: 1}, structured_outputs_config.backend: guidance, "

@@ -126,8 +126,8 @@ ROWS: dict[str, dict[str, Any]] = {
         "category": "Information Extraction",
         "task": "Extract",
     },
-    "messages beside reasoning": {"messages": CHAT, "reasoning": T, "model": "R1"},
-    "messages beside images": {"messages": CHAT, "images": ["sky.png"]},
+    "messages with reasoning": {"messages": CHAT, "reasoning": T, "model": "R1"},
+    "messages with images": {"messages": CHAT, "images": ["sky.png"]},
     # preferences
     "ultrafeedback_binarized": {
         "prompt": Q,

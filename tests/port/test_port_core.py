@@ -160,7 +160,7 @@ def test_set_option_overrides_config_keys(ported: Port) -> None:
 
 
 def test_recipe_text_has_schema_order_and_inline_or_preceding_comments() -> None:
-    long = "so much is to be said of this that it does not fit beside the value, and stands above it, wrapped"
+    long = "so much is to be said of this that it does not fit behind the value, and stands above it, wrapped"
     lines = {
         "train.optimizer.weight_decay": Line(0.0, "the tool's default"),
         "train.optimizer.name": Line("adamw"),
@@ -178,7 +178,7 @@ def test_recipe_text_has_schema_order_and_inline_or_preceding_comments() -> None
         f"{HEAD}\n"
         '# Ported.\n#\n# More.\nrecipe: 1\nname: "yes"\n\nlora:\n  targets: [q_proj]\n\ndata:\n'
         '  train: [{path: "hf://a/b", split: "train[:5%]"}]\n\ntrain:\n'
-        "  # so much is to be said of this that it does not fit beside the value, and stands above it,\n"
+        "  # so much is to be said of this that it does not fit behind the value, and stands above it,\n"
         "  # wrapped\n"
         "  epochs: 1\n  optimizer:\n    name: adamw\n    learning_rate: 1.0e-05\n"
         "    weight_decay: 0.0  # the tool's default\n  schedule: {name: cosine, warmup_ratio: 0.1}\n\n"

@@ -2,7 +2,7 @@
 
 A case has, each where it matters:
     given       keys of the run in place of its own; (gone) takes one away
-    beside      likewise of the files beside it
+    beside      likewise of the files next to it
     row         of the data, in rows.jsonl
     script      of TRL's
     sets        values of the recipe, (gone) for none
