@@ -180,8 +180,13 @@ def has_errors(diagnostics: Sequence[Diagnostic]) -> bool:
     return any(diagnostic.severity == "error" for diagnostic in diagnostics)
 
 
-def print_document(document: Document) -> None:
-    """Print a document as text: within the width of a terminal, or with each row of a table on one line."""
+def print_document(document: Document, most: int | None = None) -> None:
+    """Print a document as text: within the width of a terminal, or with each row of a table on one line.
+
+    Args:
+        most: the columns that it takes at most, in any place.
+    """
     from recipec.compiler.pages import text
 
-    result(text.write(document, columns()), end="")
+    widths = [width for width in (columns(), most) if width is not None]
+    result(text.write(document, min(widths, default=None)), end="")

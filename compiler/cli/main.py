@@ -165,7 +165,10 @@ def diff(
         fail([*before.diagnostics, *after.diagnostics])
     result(differences(before.program, after.program, artifact), end="")
     if plan:
-        result(cli_plan.compare((before.program, own), (after.program, asked)), end="")
+        from recipec.compiler.plan.plan_text import WIDTH
+
+        result("")
+        print_document(cli_plan.compare((before.program, own), (after.program, asked)), WIDTH)
 
 
 for command in (

@@ -35,6 +35,7 @@ from recipec.spec.codes import Code
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
+    from recipec.compiler.pages.document import Document
     from recipec.compiler.plan.pool import Progress
     from recipec.compiler.plan.session import Planned
     from recipec.spec.load import Loaded
@@ -86,24 +87,24 @@ def plan(
         with _refused_flags(loaded, format), progress_line(f"planning {program.name}") as progress:
             planned = session.run(loaded, lowered, asked, progress)
     except SearchInterrupted as interrupted:
-        from recipec.compiler.plan.plan_text import search_text
+        from recipec.compiler.plan.plan_text import WIDTH, search_document
 
-        result(search_text(program, interrupted.found), end="")
+        print_document(search_document(program, interrupted.found), WIDTH)
         say(f"interrupted: {_kept()}")
         raise typer.Exit(130) from None
-    sections: list[tuple[str, str]] = []
+    served: list[tuple[str, Document]] = []
     data = None
     if serve:
         from recipec.compiler.plan.server_step.search import plan_serve
 
-        title, said, data = plan_serve(program, exact, search, note)
-        sections = [(title, said)]
+        title, shown, data = plan_serve(program, exact, search, note)
+        served = [(title, shown)]
     if html is not None:
-        _page(html, planned, sections)
+        _page(html, planned, served)
     if as_json:
         print(json.dumps(planned.to_dict() | {"compiled_serving": data}, indent=2))
     else:
-        _print(planned, program, sections)
+        _print(planned, program, served)
         if html is not None:
             result(f"\n{html}: written")
     raise typer.Exit(FAILED if has_errors(planned.diagnostics) else DONE)
@@ -162,21 +163,21 @@ def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:
         demand_writable(html)
 
 
-def compare(before: tuple[Program, tuple[str, ...]], after: tuple[Program, tuple[str, ...]]) -> str:
+def compare(before: tuple[Program, tuple[str, ...]], after: tuple[Program, tuple[str, ...]]) -> Document:
     """Compare memory, time and cost of two programs, for `recipe diff --plan`.
 
     Args:
         before, after: a program with the --set that made it.
     """
     from recipec.compiler.lowering.run_length import statistics
-    from recipec.compiler.plan.plan_text import compare as compared
+    from recipec.compiler.plan.plan_text import comparison
     from recipec.compiler.plan.planner import plan as planned
 
     plans = []
     for program, sets in (before, after):
         with progress_line(f"planning {program.name}") as progress:
             plans.append(planned(program, sets, data=statistics(program), progress=progress))
-    return f"\n{compared(*plans)}"
+    return comparison(*plans)
 
 
 @contextmanager
@@ -206,29 +207,28 @@ def _kept() -> str:
     return f"{kept} {'are' if count > 1 else 'is'} kept, and the same command continues from there"
 
 
-def _page(file: Path, planned: Planned, served: list[tuple[str, str]]) -> None:
+def _page(file: Path, planned: Planned, served: list[tuple[str, Document]]) -> None:
     from recipec.compiler.plan.page import page
-    from recipec.compiler.roofline.server_text import text as serving_text
+    from recipec.compiler.roofline.server_text import document
     from recipec.compiler.writing import write_text
 
-    sections = [] if planned.serving is None else [("Serving, on paper", serving_text(planned.serving))]
-    text = page(planned.plan, planned.search, [*sections, *served])
-    write_text(file, text)
+    on_paper = [] if planned.serving is None else [("Serving, on paper", document(planned.serving))]
+    write_text(file, page(planned.plan, planned.search, [*on_paper, *served]))
 
 
-def _print(planned: Planned, program: Program, served: list[tuple[str, str]]) -> None:
-    from recipec.compiler.plan.plan_text import text
-    from recipec.compiler.roofline.server_text import text as serving_text
+def _print(planned: Planned, program: Program, served: list[tuple[str, Document]]) -> None:
+    from recipec.compiler.pages.document import Document, Section
+    from recipec.compiler.plan.plan_text import WIDTH, document, search_document
+    from recipec.compiler.roofline.server_text import document as serving_document
 
-    parts = [text(planned.plan)]
+    sections = [*document(planned.plan).sections]
     if planned.search is not None:
-        from recipec.compiler.plan.plan_text import search_text
-
-        parts.append(search_text(program, planned.search))
+        sections += search_document(program, planned.search).sections
     if planned.serving is not None:
-        parts.append(serving_text(planned.serving))
-    parts += [f"{title}\n{said}" for title, said in served]
-    result("\n".join(parts), end="")
+        sections += serving_document(planned.serving).sections
+    for title, shown in served:
+        sections += [Section("", title, (), ()), *shown.sections]
+    print_document(Document("", sections), WIDTH)
     show(planned.diagnostics)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from recipec.compiler.cli.base import FAILED, group, note
+from recipec.compiler.cli.base import FAILED, group, note, print_document
 
 app = group("Run an artifact's server, measure it and compare its answers.", no_args_is_help=True)
 
@@ -179,7 +179,7 @@ def verify(
     transformers runs the merged checkpoint. It needs torch and transformers, and memory for the weights in
     float32. Exits with 1 if the endpoint does not serve that checkpoint.
     """
-    from recipec.compiler.deployment.verify import VerifyOptions, report
+    from recipec.compiler.deployment.verify import VerifyOptions, document
     from recipec.compiler.deployment.verify import verify as verified
 
     if artifact is None and model is None:
@@ -202,6 +202,6 @@ def verify(
 
         print(json.dumps(result, indent=2))
     else:
-        print(report(result), end="")
+        print_document(document(result))
     if result["problems"]:
         raise typer.Exit(FAILED)

@@ -23,12 +23,12 @@ from recipec.compiler.cli.base import (
     fail,
     has_errors,
     note,
+    print_document,
     read,
-    result,
     say,
     tell,
 )
-from recipec.compiler.wording import table
+from recipec.compiler.pages.document import Table, sheet
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -211,7 +211,8 @@ def _compare(points: Sequence[Point], output: Path) -> None:
     rows.sort(key=lambda row: (row[by] is None, row[by] or 0.0))
     (output / SUMMARY).write_text(json.dumps({"by": by, "runs": rows}, indent=2) + "\n", encoding="utf-8")
     names = list(rows[0])
-    result("\n".join(table([names, *([_cell(row[name]) for name in names] for row in rows)])))
+    values = [[_cell(row[name]) for name in names] for row in rows]
+    print_document(sheet("", [Table(names, values)]))
     tell(f"{output / SUMMARY}: written")
 
 

@@ -24,9 +24,9 @@ from recipec.compiler.deployment.verify_reference import (
     config_dtype,
 )
 from recipec.compiler.lowering.sources import asks_chats
+from recipec.compiler.pages.document import Document, Table, Text, sheet
 from recipec.compiler.terminal import each, note
 from recipec.compiler.vllm.flags import by_flag
-from recipec.compiler.wording import table
 from recipec.runtime.clients.client import STATUS, Client, ServerError, pick, served_model
 from recipec.runtime.clients.evaluate_prompts import parse
 from recipec.runtime.errors import UserError
@@ -114,9 +114,9 @@ def verify(asked: VerifyOptions) -> dict[str, Any]:
     }
 
 
-def report(result: dict[str, Any]) -> str:
-    """Return the result as text: a table of prompts, and the verdict."""
-    rows = [("prompt", "kind", "tokens", "same prompt", "same answer", "largest", "mean")]
+def document(result: dict[str, Any]) -> Document:
+    """Return the result as a document: a table of prompts, and the verdict."""
+    rows = []
     for row in result["prompts"]:
         same = "yes" if row["parts_at"] is None else f"no, from token {row['parts_at']}"
         if row["parts_at"] is None and row["ties"]:
@@ -132,11 +132,11 @@ def report(result: dict[str, Any]) -> str:
                 f"{row['mean']:.2g}",
             )
         )
-    lines = table(rows)
+    head = ("prompt", "kind", "tokens", "same prompt", "same answer", "largest", "mean")
+    table = Table(head, rows, words=(1, 3, 4))
     allowed, server = result["tolerance"], result["server"]
     mean = "" if allowed["mean"] is None else f", mean {allowed['mean']:.2g}"
-    lines += [
-        "",
+    lines = [
         f"server: {result['model']} at {result['url']}, {server['types']} ({server['source']})",
         f"reference: {result['reference']} on {result['checkpoint']}",
         f"allowed: largest {allowed['largest']:.2g}{mean}: {allowed['source']}",
@@ -146,7 +146,7 @@ def report(result: dict[str, Any]) -> str:
     lines += [f"problem: {problem}" for problem in result["problems"]]
     verdict = "the endpoint is not this checkpoint" if result["problems"] else "the same model"
     lines.append(f"verdict: {verdict}")
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return sheet("", [table], [Text(line) for line in lines])
 
 
 def served_types(recipe: Recipe | None, config: dict[str, Any], given: str | None) -> ServedTypes:

@@ -1,4 +1,7 @@
-"""How pages write numbers: one unit and one precision for each kind of figure."""
+"""How commands write numbers: one unit and one precision for each kind of figure.
+
+The functions at the end write figures for columns, with a precision that shows a change.
+"""
 
 from __future__ import annotations
 
@@ -120,3 +123,45 @@ def seconds(value: float | None) -> str:
 def ratio(value: float | None) -> str:
     """Write a ratio: "1.07 x"."""
     return "" if value is None else f"{significant(value, 3)}{SPACE}x"
+
+
+def plain(text: str) -> str:
+    """Return text whose numbers and units are separated by usual spaces, which a reader can search for."""
+    return text.replace(SPACE, " ")
+
+
+PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+
+
+def gib_number(count: float) -> str:
+    """Write bytes of memory in GiB with two decimals, without the unit: "14.62"."""
+    return f"{count / GIB:,.2f}"
+
+
+def flop_count(count: float) -> str:
+    """Write a number of FLOPs: "372.4 TFLOP"."""
+    return _scaled(count, "FLOP", "T")
+
+
+def traffic(count: float) -> str:
+    """Write bytes of traffic, in GB also where they are many: "1,610 GB", "2.1 MB"."""
+    return _scaled(count, "B", "G")
+
+
+def milliseconds(seconds: float) -> str:
+    """Write seconds as milliseconds: "1,294.1 ms", or "0.214 ms" for short times."""
+    number = 1e3 * seconds
+    return f"{number:,.1f} ms" if number >= 10 else f"{number:.3g} ms"
+
+
+def duration(seconds: float) -> str:
+    """Write the seconds that a command took: "81 s", "0.7 s"."""
+    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def _scaled(count: float, unit: str, largest: str) -> str:
+    allowed = PREFIXES[[prefix for prefix, _ in PREFIXES].index(largest) :]
+    prefix, size = next((item for item in allowed if abs(count) >= item[1]), ("", 1.0))
+    number = count / size
+    digits = 1 if prefix and abs(number) < 1000 else 0
+    return f"{number:,.{digits}f} {prefix}{unit}"

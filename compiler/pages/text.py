@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from recipec.compiler.pages.document import Block, Document, Facts, Items, Plot, Section, Table, Text
+from recipec.compiler.pages.numbers import plain
 from recipec.spec.diagnostics import printable
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def write(document: Document, width: int | None = None) -> str:
         stream.truncate()
         for block, indent in part:
             _print(console, block, indent, width)
-        written.append("\n".join(line.rstrip() for line in stream.getvalue().splitlines()))
+        written.append(plain("\n".join(line.rstrip() for line in stream.getvalue().splitlines())))
     return "\n\n".join(filter(None, written)) + "\n"
 
 
@@ -106,21 +107,20 @@ def _lines(block: Block) -> Iterator[RenderableType]:
 
 
 def _table(table: Table) -> RenderableType:
-    """Align a table: numbers to the right, names and words to the left, a rule below the head."""
-    from rich.box import Box
+    """Align a table: numbers to the right, names and words to the left."""
     from rich.table import Table as Grid
     from rich.text import Text as Cell
 
     head = [*table.head] if any(table.head) else []
-    grid = Grid(box=Box(RULED), show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), show_header=bool(head))
+    grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(head))
     for column in range(max(len(row) for row in (head, *table.rows))):
         words = column == 0 or column in table.words
         title = Cell(printable(head[column])) if column < len(head) else ""
-        grid.add_column(title, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+        if words:
+            grid.add_column(title, overflow="fold")
+        else:
+            cells = [row[column] for row in (head, *table.rows) if column < len(row)]
+            grid.add_column(title, justify="right", no_wrap=True, min_width=max(map(len, cells)))
     for row in table.rows:
         grid.add_row(*(Cell(printable(cell)) for cell in row))
     return grid
-
-
-RULED = "\n".join(["    ", "    ", " -  ", "    ", "    ", "    ", "    ", "    "])
-"""The lines of a table in rich's notation: dashes below the head."""

@@ -20,9 +20,9 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.recorded import to_record
+from recipec.compiler.pages.numbers import gib_number, milliseconds
 from recipec.compiler.plan import rates
 from recipec.compiler.plan.results import Estimate, Interval, Plan
-from recipec.compiler.plan.units import gib, milliseconds
 from recipec.compiler.wording import plural
 from recipec.compiler.writing import write_text
 
@@ -157,7 +157,7 @@ def compared(program: Program, probe: Mapping[str, Any], plan: Plan, row: Measur
     )
     used, peak = plan.estimate.memory.used, probe["time"].get("peak_bytes")
     if peak is not None:
-        yield f"HBM at its peak: {gib(peak)} GiB, planned {gib(used)}"
+        yield f"HBM at its peak: {gib_number(peak)} GiB, planned {gib_number(used)}"
     if not inside:
         causes = [said for said in _causes(program, probe, plan, row) if said]
         yield f"outside the interval; a likely cause: {causes[0] if causes else 'none that the files show'}"

@@ -17,8 +17,8 @@ from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.hardware import Accelerator, arranged, from_topology, generations
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import tp_sizes
+from recipec.compiler.pages.numbers import gib_number, percent, plain
 from recipec.compiler.plan.results import Estimate, Memory, Temporary
-from recipec.compiler.plan.units import gib, percent
 from recipec.compiler.wording import divisors, listing
 from recipec.runtime.model.partition_rules import TOKENS
 from recipec.spec.codes import Code
@@ -149,8 +149,8 @@ def diagnostic(program: Program, estimate: Estimate, found: FitResult | None = N
     """
     memory = estimate.memory
     message = (
-        f"the step needs {gib(memory.used)} GiB of each device's memory, and a device of "
-        f"{program.accelerator.name} has {gib(memory.available)} GiB: {_parts(memory)}"
+        f"the step needs {gib_number(memory.used)} GiB of each device's memory, and a device of "
+        f"{program.accelerator.name} has {gib_number(memory.available)} GiB: {_parts(memory)}"
     )
     if estimate.largest:
         message += f"; the largest temporaries are {listing(map(_array, estimate.largest[:NAMED_ARRAYS]))}"
@@ -183,8 +183,8 @@ def warning(program: Program, memory: Memory) -> Diagnostic | None:
     profile = libtpu.profile(program.recipe)
     flags = "" if profile == "none" else f" with the flags of profile {profile}"
     message = (
-        f"by an earlier plan the step{flags} needs {gib(memory.used)} GiB of each device's memory, "
-        f"and a device of {program.accelerator.name} has {gib(memory.available)} GiB"
+        f"by an earlier plan the step{flags} needs {gib_number(memory.used)} GiB of each device's memory, "
+        f"and a device of {program.accelerator.name} has {gib_number(memory.available)} GiB"
     )
     path = PATH if profile == "none" else "xla.profile"
     return Diagnostic(W1007, message, path, f"`recipe plan {program.source}` suggests a change that fits")
@@ -203,19 +203,19 @@ def yaml_lines(sets: Sequence[str]) -> list[str]:
 def _parts(memory: Memory) -> str:
     sizes = {words: getattr(memory, name) for name, words in PARTS.items()}
     largest = sorted(sizes, key=lambda words: -sizes[words])[:NAMED_PARTS]
-    return listing(f"{gib(sizes[words])} GiB of {words}" for words in largest if sizes[words] > 0)
+    return listing(f"{gib_number(sizes[words])} GiB of {words}" for words in largest if sizes[words] > 0)
 
 
 def _array(array: Temporary) -> str:
     count = f"{array.count} x " if array.count > 1 else ""
-    return f"`{array.name}` ({count}{array.shape}, {gib(array.bytes)} GiB)"
+    return f"`{array.name}` ({count}{array.shape}, {gib_number(array.bytes)} GiB)"
 
 
 def _compared(before: Estimate, after: Estimate) -> str:
     memory = after.memory
     words = (
-        f"estimated: {gib(memory.used)} of {gib(memory.available)} GiB, "
-        f"{percent(memory.headroom / memory.available)} free"
+        f"estimated: {gib_number(memory.used)} of {gib_number(memory.available)} GiB, "
+        f"{plain(percent(memory.headroom / memory.available))} free"
     )
     present, changed = _seconds_per_token(before), _seconds_per_token(after)
     return f"{words}; {changed / present:.2f} times the time a token" if present and changed else words
@@ -232,7 +232,7 @@ def _in_vain(found: FitResult) -> str:
         return "no smaller micro-batch, rematerialization, mesh or larger slice is left to try"
     lines = ["nothing that was tried fits:"]
     for way, estimate in found.tried:
-        outcome = "does not compile" if estimate is None else f"{gib(estimate.memory.used)} GiB"
+        outcome = "does not compile" if estimate is None else f"{gib_number(estimate.memory.used)} GiB"
         lines.append(f"  {', '.join(way.sets)}: {outcome}")
     return "\n".join([*lines, "`recipe plan --search` tries more"])
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from recipec.compiler.pages.document import Document, Facts, Figure, Items, Plot, Section, Table, Text
+from recipec.compiler.pages.document import Block, Document, Facts, Figure, Items, Plot, Section, Table, Text
 from recipec.compiler.pages.html import COLORS, GRAY, INK, SAID, axis, bar, rule, scatter, write
 from recipec.compiler.pages.numbers import (
     GIB,
@@ -56,13 +56,13 @@ SHOWN, MOST_DRAWN, WAITS = 6, 512, 12
 slices; transfers that are listed as waits."""
 
 
-def page(plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, str]] = ()) -> str:
+def page(plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, Document]] = ()) -> str:
     """Return the page's HTML.
 
     Args:
         plan: the recipe's plan.
         search: the result of a search for better settings.
-        serving: sections on serving, each a title and text that keeps its lines.
+        serving: documents on serving, each with a title.
 
     Raises:
         ArtifactError: plotly is not installed.
@@ -71,7 +71,12 @@ def page(plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, 
     needed = (
         f"A device would need {gib(memory.used)} of HBM and has {capacity(memory.available)}: {left(memory)}."
     )
-    served = [one for title, words in serving for one in (Text(title, "heading"), Text(words, "code"))]
+    served: list[Block] = []
+    for title, shown in serving:
+        served.append(Text(title, "heading"))
+        for section in shown.sections:
+            served += [Text(section.title, "heading")] if section.title else []
+            served += section.blocks
     sections = [
         _memory(estimate),
         _time(estimate),

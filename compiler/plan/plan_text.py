@@ -1,4 +1,4 @@
-"""Write what `recipe plan`, `recipe plan --search` and `recipe diff A B --plan` print."""
+"""The documents that `recipe plan`, `recipe plan --search` and `recipe diff A B --plan` print."""
 
 from __future__ import annotations
 
@@ -7,22 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.pages.document import Block, Document, Items, Section, Table, Text, sheet
+from recipec.compiler.pages.numbers import duration, flop_count, gib_number, milliseconds, percent, traffic
 from recipec.compiler.plan.fit import yaml_lines
 from recipec.compiler.plan.planner import settings
 from recipec.compiler.plan.results import Collective, Estimate, Plan, Point, RunLength, Search
-from recipec.compiler.plan.units import (
-    WIDTH,
-    aligned,
-    duration,
-    flops,
-    gib,
-    groups,
-    milliseconds,
-    percent,
-    traffic,
-    wrapped,
-)
-from recipec.compiler.wording import mesh_axes, plural
+from recipec.compiler.wording import listing, mesh_axes, plural
 
 PARTS = {
     "weights": "base weights",
@@ -35,6 +25,9 @@ PARTS = {
 }
 """The parts of Memory, in words."""
 
+WIDTH = 100
+"""The columns that a plan takes at most."""
+
 Write = Callable[[float], str]
 """Formats a figure."""
 
@@ -44,18 +37,18 @@ ESTIMATES = (
 )
 
 
-def compare(before: Plan, after: Plan) -> str:
-    """Return the text of a comparison: a table of the figures whose printed values differ."""
+def comparison(before: Plan, after: Plan) -> Document:
+    """Return a comparison: a table of the figures whose printed values differ."""
     moved = dict.fromkeys(_name(c) for plan in (before, after) for c in plan.estimate.collectives)
-    rows = [["", "before", "after", "change"]]
+    rows = []
     for (name, old, write), (_, new, _) in zip(_figures(before, moved), _figures(after, moved), strict=True):
         texts = ["unknown" if number is None else write(number) for number in (old, new)]
         if texts[0] != texts[1]:
             rows.append([name, *texts, _change(old, new)])
-    head = [*wrapped(f"before: {_title(before)}"), *wrapped(f"after:  {_title(after)}"), ""]
-    if len(rows) == 1:
-        return "\n".join([*head, "Nothing changes in memory, time or cost."]) + "\n"
-    return "\n".join([*head, *aligned(rows, "<>>>", indent=""), "", *wrapped(ESTIMATES)]) + "\n"
+    head = [Text(f"before: {_title(before)}"), Text(f"after:  {_title(after)}")]
+    if not rows:
+        return sheet("", head, [Text("Nothing changes in memory, time or cost.")])
+    return sheet("", head, [Table(("", "before", "after", "change"), rows)], [Text(ESTIMATES)])
 
 
 def _figures(plan: Plan, collectives: Iterable[str]) -> Iterator[tuple[str, float | None, Write]]:
@@ -92,6 +85,12 @@ def _name(collective: Collective) -> str:
     return f"{collective.kind}, {groups(collective)}"
 
 
+def groups(collective: Collective) -> str:
+    """Name the axes that a collective runs over: "fsdp", "fsdp and tp over DCN"."""
+    axes = listing(collective.axes) or "other groups"
+    return f"{axes} over DCN" if collective.over_dcn else axes
+
+
 def _change(old: float | None, new: float | None) -> str:
     if old is None or new is None:
         return ""
@@ -101,7 +100,7 @@ def _change(old: float | None, new: float | None) -> str:
 
 
 def _gib(count: float) -> str:
-    return f"{gib(count)} GiB"
+    return f"{gib_number(count)} GiB"
 
 
 def _whole(number: float) -> str:
@@ -118,28 +117,37 @@ ROUNDED = 1e-6
 """Share of a step below which the difference from the sum of its parts is rounding."""
 
 
-def text(plan: Plan) -> str:
-    """Return the whole text, in at most 100 columns."""
-    estimate, refused = plan.estimate, ["The compiler refused the step, so its time is not known."]
-    sections: list[Iterable[str]] = [_head(plan), _memory(estimate), refused, _temporaries(estimate)]
+def document(plan: Plan) -> Document:
+    """Return a plan without a search, for a reader of at most 100 columns."""
+    estimate = plan.estimate
+    refused = _untitled(["The compiler refused the step, so its time is not known."])
+    sections = [_head(plan), _memory(estimate), refused, *_temporaries(estimate)]
     if estimate.seconds:
         parts = (_exposed, _worked, _collectives, _kernels, _temporaries)
-        sections[2:] = [_time(plan), *(part(estimate) for part in parts), _run(plan.run)]
-    written = ["\n".join(section) for section in (*sections, _foot(plan))]
-    lines = "\n\n".join(filter(None, written)).split("\n")
-    return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines) + "\n"
+        tables = (section for part in parts for section in part(estimate))
+        sections[2:] = [_time(plan), *tables, _run(plan.run)]
+    return Document("", [*sections, _foot(plan)])
 
 
-def _head(plan: Plan) -> Iterator[str]:
+def _untitled(sentences: Iterable[str]) -> Section:
+    return Section("", "", (), [Text(sentence) for sentence in sentences])
+
+
+def _head(plan: Plan) -> Section:
+    return _untitled(_described(plan))
+
+
+def _described(plan: Plan) -> Iterator[str]:
+    """Yield sentences on what was planned, and how."""
     estimate = plan.estimate
     yield f"{plan.recipe}: {plan.model}"
-    yield from wrapped(plan.accelerator)
+    yield plan.accelerator
     slices = f" of {plural(plan.slices, 'slice')}" if plan.slices > 1 else ""
-    yield from wrapped(
+    yield (
         f"mesh {mesh_axes(plan.axes)} = {plural(plan.devices, 'device')} on {plural(plan.hosts, 'host')}"
         f"{slices}; a micro-batch is {plural(estimate.rows, 'row')} of {estimate.row_length:,} tokens"
     )
-    yield from wrapped(", ".join(f"{path} {value}" for path, value in plan.settings.items()))
+    yield ", ".join(f"{path} {value}" for path, value in plan.settings.items())
     layers = plural(estimate.layers, "layer")
     if estimate.compiled_layers == (estimate.layers,):
         how = f"All {layers} were compiled for {plan.topology}"
@@ -148,127 +156,127 @@ def _head(plan: Plan) -> Iterator[str]:
         how += "to the end for the times of their operations"
     if plan.backend != "tunix":
         how = f"The step is {plan.script}'s. {how}"
-    yield from wrapped(f"{how}; nothing was measured on a TPU.")
+    yield f"{how}; nothing was measured on a TPU."
 
 
-def _memory(estimate: Estimate) -> Iterator[str]:
+def _memory(estimate: Estimate) -> Section:
     memory = estimate.memory
-    yield "HBM of each device, as the compiler lays it out (an estimate, in GiB)"
     parts = [(words, float(getattr(memory, key))) for key, words in PARTS.items()]
     rows = [
-        [words, gib(count), percent(count / memory.available)]
+        [words, gib_number(count), percent(count / memory.available)]
         for words, count in parts
-        if gib(count) != "0.00"
+        if gib_number(count) != "0.00"
     ]
-    rows.append(["in all", gib(memory.used), percent(memory.share)])
+    rows.append(["in all", gib_number(memory.used), percent(memory.share)])
     left = "headroom" if memory.headroom >= 0 else "MISSING"
     rows.append(
         [
             left,
-            gib(abs(memory.headroom)),
+            gib_number(abs(memory.headroom)),
             percent(abs(memory.headroom) / memory.available),
-            f"of the {gib(memory.available)} that it has",
+            f"of the {gib_number(memory.available)} that it has",
         ]
     )
-    yield from aligned(rows, "<>><")
+    title = "HBM of each device, as the compiler lays it out (an estimate, in GiB)"
+    return Section("", title, (), [Table((), rows, words=(3,))])
 
 
-def _time(plan: Plan) -> Iterator[str]:
+def _time(plan: Plan) -> Section:
     estimate, run = plan.estimate, plan.run
     most = "" if run.source == "data" else "at most "
-    yield "One micro-batch, forward, backward and update (estimates)"
     parts = estimate.timeline.parts.items()
-    rows = [[name, milliseconds(seconds)] for name, seconds in parts if seconds]
+    times = [[name, milliseconds(seconds)] for name, seconds in parts if seconds]
     if abs(more := estimate.seconds - estimate.timeline.seconds) > ROUNDED * estimate.seconds:
-        rows.append(["by probes of such machines", milliseconds(more)])
+        times.append(["by probes of such machines", milliseconds(more)])
     low, high = estimate.interval.of(estimate.seconds)
     fast, slow = (run.tokens_per_second * estimate.seconds / seconds for seconds in (low, high))
-    rows += [
+    times += [
         [
             *("= the step", milliseconds(estimate.seconds)),
             *(f"{most}{run.tokens_per_second:,.0f} tokens/s", f"MFU {percent(estimate.mfu)}"),
         ],
         ["within", f"{milliseconds(low)} to {milliseconds(high)}", f"{slow:,.0f} to {fast:,.0f} tokens/s"],
     ]
-    yield from aligned(rows, "<>>>")
-    yield from wrapped(estimate.interval.basis, "  ")
-    rows = [
+    work = [
         [
             "FLOPs",
-            flops(estimate.flops),
+            flop_count(estimate.flops),
             f"{_at(estimate.flops, estimate.peak_flops, 'TFLOP/s', 1e12)}, without the custom kernels'",
         ],
         [
             "needed",
-            flops(estimate.model_flops),
+            flop_count(estimate.model_flops),
             "by the model for full rows, without recomputation; MFU counts these",
         ],
         ["bytes", traffic(estimate.bytes), _at(estimate.bytes, estimate.bandwidth, "GB/s", 1e9)],
     ]
-    yield from aligned(rows, "<><")
+    blocks: list[Block] = [Table((), times), Text(estimate.interval.basis), Table((), work, words=(2,))]
+    return Section("", "One micro-batch, forward, backward and update (estimates)", (), blocks)
 
 
-def _exposed(estimate: Estimate) -> Iterator[str]:
+def _exposed(estimate: Estimate) -> list[Section]:
     found = [one for one in estimate.timeline.transfers if one.exposed]
     rows = [
         [one.kind, one.name.replace("{}", "*"), milliseconds(one.exposed), f"of {milliseconds(one.seconds)}"]
         for one in found[:EXPOSED]
     ]
     rest = milliseconds(sum(one.exposed for one in found[EXPOSED:]))
-    yield from _listed("The longest waits of the device, of all layers together", rows, "<<>>", found, rest)
+    return _listed("The longest waits of the device, of all layers together", rows, (1,), found, rest)
 
 
-def _worked(estimate: Estimate) -> Iterator[str]:
+def _worked(estimate: Estimate) -> list[Section]:
     rows = [
         [one.name.replace("{}", "*"), f"{one.count:,.0f} x", milliseconds(one.seconds)]
         for one in estimate.timeline.operations[:WORKED]
     ]
-    yield from _listed("The longest operations, of all layers together", rows, "<>>")
+    return _listed("The longest operations, of all layers together", rows, ())
 
 
-def _collectives(estimate: Estimate) -> Iterator[str]:
+def _collectives(estimate: Estimate) -> list[Section]:
     found = sorted(estimate.collectives, key=lambda c: -c.bytes)
     rows = [[c.kind, groups(c), f"{c.count:,} x", traffic(c.bytes)] for c in found[:COLLECTIVES]]
     title = "Collectives of a micro-batch on one device, from the compiled program"
-    yield from _listed(title, rows, "<<>>", found, traffic(sum(c.bytes for c in found[COLLECTIVES:])))
+    return _listed(title, rows, (1,), found, traffic(sum(c.bytes for c in found[COLLECTIVES:])))
 
 
-def _kernels(estimate: Estimate) -> Iterator[str]:
+def _kernels(estimate: Estimate) -> list[Section]:
     found = sorted(estimate.kernels, key=lambda k: -k.seconds)
     rows = [
-        [k.name, f"{k.count:,} x", flops(k.flops), traffic(k.bytes), milliseconds(k.seconds)]
+        [k.name, f"{k.count:,} x", flop_count(k.flops), traffic(k.bytes), milliseconds(k.seconds)]
         for k in found[:KERNELS]
     ]
     title = "Custom kernels (estimates from their shapes, by kernels that were measured)"
-    yield from _listed(title, rows, "<>>>>", found, milliseconds(sum(k.seconds for k in found[KERNELS:])))
+    return _listed(title, rows, (), found, milliseconds(sum(k.seconds for k in found[KERNELS:])))
 
 
-def _temporaries(estimate: Estimate) -> Iterator[str]:
+def _temporaries(estimate: Estimate) -> list[Section]:
     found = sorted(estimate.largest, key=lambda t: -t.bytes)[:TEMPORARIES]
-    rows = [[gib(t.bytes), f"{t.count:,} x", t.shape, t.name.replace("{}", "*")] for t in found]
-    yield from _listed("Largest temporaries, at the peak of memory (GiB)", rows, ">><<")
+    rows = [[gib_number(t.bytes), f"{t.count:,} x", t.shape, t.name.replace("{}", "*")] for t in found]
+    return _listed("Largest temporaries, at the peak of memory (GiB)", rows, (2, 3))
 
 
 def _listed(
-    title: str, rows: Sequence[Sequence[str]], align: str, found: Sequence[object] = (), rest: str = ""
-) -> Iterator[str]:
-    """Yield a table of the first rows of what was found, and what the others are together."""
-    if rows:
-        yield title
-        yield from aligned(rows, align)
-        if len(found) > len(rows):
-            yield f"  and {len(found) - len(rows)} more, {rest} together"
+    title: str,
+    rows: Sequence[Sequence[str]],
+    words: Sequence[int],
+    found: Sequence[object] = (),
+    rest: str = "",
+) -> list[Section]:
+    """Return a section with the first rows of what was found, and what the others are together."""
+    blocks: list[Block] = [Table((), rows, words=words)]
+    if len(found) > len(rows):
+        blocks.append(Text(f"and {len(found) - len(rows)} more, {rest} together"))
+    return [Section("", title, (), blocks)] if rows else []
 
 
 def _at(amount: float, speed: float, unit: str, size: float) -> str:
     return f"{milliseconds(amount / speed)} at {speed / size:,.0f} {unit}"
 
 
-def _run(run: RunLength) -> Iterator[str]:
+def _run(run: RunLength) -> Section:
     batches = "1 micro-batch" if run.micro_batches == 1 else f"{run.micro_batches:,} micro-batches"
     bound = ", at most" if run.source == "bound" else ""
     rows = [
-        [f"the whole run{bound}", "estimate", "within"],
         [f"steps of {batches}", "unknown" if run.steps is None else f"{run.steps:,}"],
         ["hours", _known(run.hours), _within(run, run.hours)],
     ]
@@ -280,10 +288,8 @@ def _run(run: RunLength) -> Iterator[str]:
         price = run.usd_per_million_tokens
         name = "US$ a million real tokens" if run.source == "data" else "US$ a million tokens, at least"
         rows.append([name, f"{price:,.3f}", _within(run, price, 3)])
-    head, *rest = aligned(rows, "<>>")
-    yield f"The{head[5:]}"
-    yield from rest
-    yield from wrapped(run.note, "  ")
+    table = Table((f"The whole run{bound}", "estimate", "within"), rows)
+    return Section("", "", (), [table, Text(run.note)])
 
 
 def _known(number: float | None) -> str:
@@ -297,15 +303,20 @@ def _within(run: RunLength, figure: float | None, digits: int = 2) -> str:
     return f"{low:,.{digits}f} to {high:,.{digits}f}"
 
 
-def _foot(plan: Plan) -> Iterator[str]:
+def _foot(plan: Plan) -> Section:
+    return _untitled(_origin(plan))
+
+
+def _origin(plan: Plan) -> Iterator[str]:
+    """Yield sentences on how long planning took, with which versions, and the plan's notes."""
     compiling = f"compiling took {duration(plan.estimate.compile_seconds)}"
     if plan.cached:
         yield f"Planned in {duration(plan.seconds)}, from the cache; {compiling} when it was filled."
     else:
         yield f"Planned in {duration(plan.seconds)}; {compiling}."
-    yield from wrapped(", ".join(f"{name} {version}" for name, version in plan.versions.items()))
+    yield ", ".join(f"{name} {version}" for name, version in plan.versions.items())
     for note in plan.notes:
-        yield from wrapped(f"note: {note}")
+        yield f"note: {note}"
 
 
 STATUSES = ("compiled", "too large", "pruned", "refused", "failed")
@@ -318,49 +329,49 @@ LEGEND = (
 )
 
 
-def search_text(program: Program, found: Search) -> str:
-    """Return the whole text, in at most 100 columns.
+def search_document(program: Program, found: Search) -> Document:
+    """Return the result of a search.
 
     Args:
         program: the program of the unchanged recipe.
     """
-    sections = [list(_front(program, found)), list(_standing(program, found)), list(_best(program, found))]
-    sections.append(list(_rest(found)))
-    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+    parts = (_front(program, found), _standing(program, found), _best(program, found), _rest(found))
+    return Document("", [section for section in parts if section.blocks])
 
 
-def _front(program: Program, found: Search) -> Iterator[str]:
-    yield from wrapped(
+def _front(program: Program, found: Search) -> Section:
+    title = (
         "Configurations that no other beats in time, memory and cost: estimates of the compiler; "
         "nothing was measured on a TPU"
     )
     if not found.front:
-        yield "  none: nothing that was compiled fits"
-        return
-    yield from _table(program, found, found.front)
+        return Section("", title, (), [Text("none: nothing that was compiled fits")])
     price = _price(program, found.points[found.front[0]])[0]
-    said = (
+    meaning = (
         "US$/M: of a million real tokens."
         if price == "US$/M"
         else f"{price}: seconds of all devices together for a million real tokens; there is no price."
     )
-    yield from wrapped(LEGEND.format(axes=" x ".join(program.recipe.mesh.axes), price=said))
+    legend = LEGEND.format(axes=" x ".join(program.recipe.mesh.axes), price=meaning)
+    return Section("", title, (), [_table(program, found, found.front), Text(legend)])
 
 
-def _standing(program: Program, found: Search) -> Iterator[str]:
+def _standing(program: Program, found: Search) -> Section:
     """Say where the unchanged recipe is among the results."""
+    table: list[Block] = []
     if found.baseline is None:
         point = next((point for point in found.points if not point.sets), None)
         reason = f": {point.reason}" if point and point.reason else ""
-        yield from wrapped(f"The recipe as it stands has no estimate{reason}.")
+        sentence = f"The recipe as it stands has no estimate{reason}."
     elif found.front and found.front[0] == found.baseline:
-        yield "The recipe as it stands is the fastest of them."
+        sentence = "The recipe as it stands is the fastest of them."
     elif found.baseline in found.front:
         place = found.front.index(found.baseline) + 1
-        yield f"The recipe as it stands is number {place} of them. {_gain(found)}"
+        sentence = f"The recipe as it stands is number {place} of them. {_gain(found)}"
     else:
-        yield f"The recipe as it stands is not one of them. {_gain(found)}"
-        yield from _table(program, found, [found.baseline])
+        sentence = f"The recipe as it stands is not one of them. {_gain(found)}"
+        table = [_table(program, found, [found.baseline])]
+    return Section("", sentence, (), table) if table else _untitled([sentence])
 
 
 def _gain(found: Search) -> str:
@@ -370,20 +381,22 @@ def _gain(found: Search) -> str:
     return f"The fastest takes {fastest / own:.3f} times its time a token."
 
 
-def _best(program: Program, found: Search) -> Iterator[str]:
+def _best(program: Program, found: Search) -> Section:
     """Show the recipe lines of the fastest configuration."""
     if not found.front or not found.points[found.front[0]].sets:
-        return
+        return _untitled([])
     best = found.points[found.front[0]]
-    yield "The fastest, as lines of the recipe:"
-    yield from (f"  {line}" for line in yaml_lines(best.sets))
+    blocks = [Text("\n".join(yaml_lines(best.sets)), "code")]
     values, changed = settings(program), _values(best.sets)
     rows = "train.global_batch_size"
     if rows in changed:
-        yield from wrapped(
-            f"It raises {rows} from {values[rows]} to {changed[rows]}: another optimization, with fewer "
-            "steps over the same data."
+        blocks.append(
+            Text(
+                f"It raises {rows} from {values[rows]} to {changed[rows]}: another optimization, with fewer "
+                "steps over the same data."
+            )
         )
+    return Section("", "The fastest, as lines of the recipe:", (), blocks)
 
 
 def _kernel(values: Mapping[str, str]) -> str:
@@ -392,22 +405,22 @@ def _kernel(values: Mapping[str, str]) -> str:
     return values["model.attention"] + ("" if block == "null" else f" {block}")
 
 
-def _rest(found: Search) -> Iterator[str]:
+def _rest(found: Search) -> Section:
     counts = Counter(point.status for point in found.points)
     words = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
     total = plural(len(found.points), "configuration")
-    yield f"{total} in {duration(found.seconds)}: {words or 'none was looked at'}."
-    for note in found.notes:
-        yield from wrapped(note)
+    blocks = [Text(f"{total} in {duration(found.seconds)}: {words or 'none was looked at'}.")]
+    blocks += map(Text, found.notes)
+    reasons: list[str] = []
     for status in ("refused", "failed"):
-        reasons = Counter(point.reason for point in found.points if point.status == status)
-        for reason, count in reasons.most_common(REASONS):
-            yield from wrapped(f"{status}, {count} x: {reason}", indent="  ")
-        if len(reasons) > REASONS:
-            yield f"  {status}: and {len(reasons) - REASONS} reasons more"
+        of_status = Counter(point.reason for point in found.points if point.status == status)
+        reasons += [f"{status}, {count} x: {reason}" for reason, count in of_status.most_common(REASONS)]
+        if len(of_status) > REASONS:
+            reasons.append(f"{status}: and {len(of_status) - REASONS} reasons more")
+    return Section("", "", (), [*blocks, Items(reasons)])
 
 
-def _table(program: Program, found: Search, indices: Sequence[int]) -> list[str]:
+def _table(program: Program, found: Search, indices: Sequence[int]) -> Table:
     base = settings(program)
     every = [base | _values(found.points[i].sets) for i in found.front]
     raised = any(values["train.global_batch_size"] != base["train.global_batch_size"] for values in every)
@@ -415,7 +428,8 @@ def _table(program: Program, found: Search, indices: Sequence[int]) -> list[str]
     head = ["mesh", "micro", *(["rows"] if raised else []), "remat", "attn.", "flags", "ms/token", "step"]
     head += ["GiB", "HBM", "MFU", price, "waits"]
     rows = [_row(program, found.points[i], base, raised) for i in indices]
-    return aligned([head, *rows], "<>" + (">" if raised else "") + "<<<>>>>>>>")
+    first = 3 if raised else 2
+    return Table(head, rows, words=(first, first + 1, first + 2))
 
 
 def _row(program: Program, point: Point, base: Mapping[str, str], raised: bool) -> list[str]:

@@ -14,13 +14,13 @@ from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import Statistics, statistics
+from recipec.compiler.pages.numbers import gib_number, milliseconds
 from recipec.compiler.plan import fit, identity
 from recipec.compiler.plan.depth import parts
 from recipec.compiler.plan.planner import estimate, estimate_of, job, plan
 from recipec.compiler.plan.pool import Progress, cached
 from recipec.compiler.plan.results import PLAN, SEARCH, Estimate, Plan, RunLength, Search
 from recipec.compiler.plan.search import SearchOptions, search
-from recipec.compiler.plan.units import gib, milliseconds
 from recipec.compiler.roofline.server import plan_serving, too_small
 from recipec.compiler.roofline.server_results import SERVING_PLAN, ServingPlan
 from recipec.spec.codes import Code
@@ -162,12 +162,13 @@ def other_mesh(program: Program, plan: Plan, sets: Sequence[str], exact: bool) -
         return f"{name} is not planned yet; its time and memory: {shlex.join(words)}"
     made = estimate(other, results)
     if not made.seconds:
-        return f"{name} does not fit: it takes {gib(made.memory.used)} GiB of {gib(made.memory.available)}"
+        memory = f"{gib_number(made.memory.used)} GiB of {gib_number(made.memory.available)}"
+        return f"{name} does not fit: it takes {memory}"
     step = milliseconds(made.seconds * other.accumulation_steps)
     own = milliseconds(plan.estimate.seconds * program.accumulation_steps)
     return (
-        f"{name} takes an estimated {step} for an optimizer's step and {gib(made.memory.used)} GiB of a "
-        f"device, where this mesh takes {own} and {gib(plan.estimate.memory.used)} GiB"
+        f"{name} takes an estimated {step} for an optimizer's step and {gib_number(made.memory.used)} GiB of "
+        f"a device, where this mesh takes {own} and {gib_number(plan.estimate.memory.used)} GiB"
     )
 
 
@@ -191,15 +192,15 @@ def _memory(program: Program, plan: Plan) -> Iterator[Diagnostic]:
     most, memory = program.recipe.budget.max_hbm_share, plan.estimate.memory
     if most is None or memory.share <= most:
         return
-    over = gib(memory.used - most * memory.available)
+    over = gib_number(memory.used - most * memory.available)
     over = "less than 0.01" if over == "0.00" else over
     yield Diagnostic(
         E1002,
         f"the step takes an estimated {_above(100 * memory.share, 100 * most, 1)} % of each device's HBM, "
         f"and budget.max_hbm_share allows {_allowed(100 * most, 1)} %",
         "budget.max_hbm_share",
-        f"it takes {gib(memory.used)} of {gib(memory.available)} GiB, {over} GiB too much: lower "
-        "train.micro_batch_size, choose a remat.policy that stores less, or allow more",
+        f"it takes {gib_number(memory.used)} of {gib_number(memory.available)} GiB, {over} GiB too much: "
+        "lower train.micro_batch_size, choose a remat.policy that stores less, or allow more",
     )
 
 

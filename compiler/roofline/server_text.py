@@ -1,57 +1,61 @@
-"""Write a server's plan for the terminal. The text says whether a figure is an estimate or a bound."""
+"""A server's plan as a document, which says whether a figure is an estimate or a bound."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipec.compiler.pages.document import Block, Document, Table, Text, sheet
 from recipec.compiler.roofline.server_results import Cache, Comparison, Load, ServingPlan, StepBounds
-from recipec.compiler.wording import plural, table
+from recipec.compiler.wording import plural
 
 TYPES = {4: "float32", 2: "bfloat16", 1: "eight bits"}
 
 
-def text(serving: ServingPlan) -> str:
-    """Return the plan's text: memory, what fits, lower bounds, the benchmark's points, published figures."""
-    sections = [_heading(serving), _weights(serving), _caches(serving), _memory(serving)]
+def document(serving: ServingPlan) -> Document:
+    """Return the plan: memory, what fits, lower bounds, the benchmark's points, published figures."""
+    parts = [_heading(serving), _weights(serving), _caches(serving), _memory(serving)]
     if serving.decode:
-        sections += [_decode(serving), _prefill(serving)]
+        parts += [_decode(serving), _prefill(serving)]
     if serving.loads:
-        sections.append(_loads(serving))
+        parts.append(_loads(serving))
     if serving.comparisons:
-        sections.append(_comparisons(serving))
+        parts.append(_comparisons(serving))
     if serving.notes:
-        sections.append([f"note: {note}" for note in serving.notes])
-    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+        parts.append([Text(f"note: {note}") for note in serving.notes])
+    return sheet("", *parts)
 
 
-def _heading(serving: ServingPlan) -> list[str]:
+def _heading(serving: ServingPlan) -> list[Block]:
     price = "no price is known"
     if serving.usd_per_hour is not None:
         price = f"US$ {serving.usd_per_hour:,.2f} an hour ({serving.price_source})"
     return [
-        f"{serving.recipe}: {serving.model} served on {serving.accelerator}; {price}",
-        f"{plural(serving.data_parallel, 'replica')}, each split over "
-        f"{plural(serving.tensor_parallel, 'device')}. On paper: estimates and bounds, of one device unless "
-        "stated otherwise.",
+        Text(f"{serving.recipe}: {serving.model} served on {serving.accelerator}; {price}"),
+        Text(
+            f"{plural(serving.data_parallel, 'replica')}, each split over "
+            f"{plural(serving.tensor_parallel, 'device')}. On paper: estimates and bounds, of one device "
+            "unless stated otherwise."
+        ),
     ]
 
 
-def _weights(serving: ServingPlan) -> list[str]:
+def _weights(serving: ServingPlan) -> list[Block]:
     rows = [[w.name, _gb(w.bytes), TYPES[w.number_bytes], w.placed] for w in serving.weights]
-    return table([*rows, ["together", _gb(serving.weight_bytes)]], ["weights", "GB", "type", "placed"])
+    rows.append(["together", _gb(serving.weight_bytes)])
+    return [Table(("weights", "GB", "type", "placed"), rows, words=(2, 3))]
 
 
-def _caches(serving: ServingPlan) -> list[str]:
+def _caches(serving: ServingPlan) -> list[Block]:
     rows = [_cache(kind) for kind in serving.caches]
     total = ["together", "", "", "", "", "", f"{serving.cache_bytes_per_token:,.0f}"]
     head = ["cache of layers", "layers", "heads", "on a device", "head size", "window", "bytes a token"]
-    lines = table([*rows, total], [*head, "without padding"])
+    table = Table([*head, "without padding"], [*rows, total])
     states = [
         f"the states of {kind.name} layers: {kind.bytes_per_sequence / 1e6:,.1f} MB a sequence, of any length"
         for kind in serving.caches
         if kind.bytes_per_sequence
     ]
-    return [*lines, *states, f"type {serving.cache_dtype}"]
+    return [table, *map(Text, states), Text(f"type {serving.cache_dtype}")]
 
 
 def _cache(kind: Cache) -> list[str]:
@@ -67,7 +71,7 @@ def _cache(kind: Cache) -> list[str]:
     ]
 
 
-def _memory(serving: ServingPlan) -> list[str]:
+def _memory(serving: ServingPlan) -> list[Block]:
     usable = serving.hbm_bytes * serving.memory_share
     rows = [
         ["of the device", _gb(serving.hbm_bytes)],
@@ -80,10 +84,10 @@ def _memory(serving: ServingPlan) -> list[str]:
             f"max_model_len {serving.max_model_len:,}, where max_num_seqs is {serving.max_num_seqs:,}",
         ],
     ]
-    return table(rows, ["memory", "GB", ""])
+    return [Table(("memory", "GB", ""), rows, words=(2,))]
 
 
-def _decode(serving: ServingPlan) -> list[str]:
+def _decode(serving: ServingPlan) -> list[Block]:
     rows = [
         [
             f"{step.sequences:g} x {step.tokens:,.0f}",
@@ -96,19 +100,21 @@ def _decode(serving: ServingPlan) -> list[str]:
     ]
     head = ["decode of", "weights", "cache", "in blocks", "memory", "compute", "all-reduces"]
     return [
-        *table(rows, [*head, "TPOT at least", "estimate"]),
-        "Sequences x context; what is read in GB, times in ms. TPOT at least: the longest of memory, compute",
-        "and all-reduces, with the cache outside of windows skipped: a lower bound. Estimate: the cache read "
-        "in",
-        "the decode kernel's blocks, at vLLM-TPU's default sizes mostly whole, and the all-reduces after the "
-        "rest.",
+        Table([*head, "TPOT at least", "estimate"], rows),
+        Text(
+            "Sequences x context; what is read in GB, times in ms. TPOT at least: the longest of memory, "
+            "compute and all-reduces, with the cache outside of windows skipped: a lower bound. Estimate: "
+            "the cache read in the decode kernel's blocks, at vLLM-TPU's default sizes mostly whole, and the "
+            "all-reduces after the rest."
+        ),
     ]
 
 
-def _prefill(serving: ServingPlan) -> list[str]:
+def _prefill(serving: ServingPlan) -> list[Block]:
     rows = [[f"{step.tokens:,.0f}", *_times(step)] for step in serving.prefill]
     head = ["prefill of", "memory", "compute", "all-reduces", "TTFT at least", "estimate"]
-    return [*table(rows, head), "Tokens of a prompt that waits for nothing; times in ms, as above."]
+    note = "Tokens of a prompt that waits for nothing; times in ms, as above."
+    return [Table(head, rows), Text(note)]
 
 
 def _times(step: StepBounds) -> list[str]:
@@ -124,13 +130,15 @@ def _times(step: StepBounds) -> list[str]:
     ]
 
 
-def _loads(serving: ServingPlan) -> list[str]:
+def _loads(serving: ServingPlan) -> list[Block]:
     head = ["tokens in", "out", "requests/s", "under way", "limited by", "TTFT at least", "TPOT at least"]
     head += ["tokens/s at most", "US$ at least"]
     return [
-        *table([_load(one) for one in serving.loads], head),
-        "The benchmark's points: lower bounds of TTFT and TPOT in ms and of the price of a million output",
-        "tokens, upper bounds of output tokens/s of the whole machine.",
+        Table(head, [_load(load) for load in serving.loads], words=(4,)),
+        Text(
+            "The benchmark's points: lower bounds of TTFT and TPOT in ms and of the price of a million "
+            "output tokens, upper bounds of output tokens/s of the whole machine."
+        ),
     ]
 
 
@@ -149,11 +157,14 @@ def _load(one: Load) -> list[str]:
     ]
 
 
-def _comparisons(serving: ServingPlan) -> list[str]:
+def _comparisons(serving: ServingPlan) -> list[Block]:
     head = ["published of this server", "published", "here", "ratio", "estimate", "ratio"]
     return [
-        *table([list(_comparison(one)) for one in serving.comparisons], head),
-        "Here: the weights that are counted, and lower bounds of times. Ratio: of the published one to it.",
+        Table(head, [list(_comparison(figure)) for figure in serving.comparisons]),
+        Text(
+            "Here: the weights that are counted, and lower bounds of times. Ratio: of the published one "
+            "to it."
+        ),
     ]
 
 

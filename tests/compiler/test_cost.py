@@ -46,7 +46,6 @@ GIVEN = Hours(3.34, "--train-hours")
 
 TEXT = """\
 US$                           example  2x H100 80GB  ratio
------------------------------ -------- ------------- -----
 training                        56.11        119.23   2.12
 1 h of serving                  21.52         22.12   1.03
 24 h of serving                516.48        530.88   1.03
@@ -96,7 +95,6 @@ def test_without_baseline_and_serve_only_training_is_priced(program: Lowered) ->
     assert [row.usd for row in found.rows] == [56.11] and found.baseline is None
     assert text.write(document(found)) == (
         "US$       example\n"
-        "--------- -------\n"
         "training    56.11\n"
         "\n"
         "training hours  3.34 h       --train-hours\n"

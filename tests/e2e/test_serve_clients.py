@@ -20,10 +20,11 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.deployment.verify import VerifyOptions, report, verify
+from recipec.compiler.deployment.verify import VerifyOptions, document, verify
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.emitters.server import emit_evaluate
 from recipec.compiler.lower import lower
+from recipec.compiler.pages.text import write
 from recipec.runtime.clients import smoke
 from recipec.runtime.clients.client import KEY_VARIABLE, Client, ServerError
 from recipec.runtime.weights.checkpoint import HFCheckpoint
@@ -138,7 +139,7 @@ def test_verify_distinguishes_merged_model_and_base_on_real_vllm(
     served: Served, figures: dict[str, Any]
 ) -> None:
     result = verify(VerifyOptions(served.url, model=served.merged, name="tuned", server_dtype="float32"))
-    print(report(result))
+    print(write(document(result)))
     assert result["problems"] == []
     assert len(result["prompts"]) == 9 and all(row["same_prompt"] for row in result["prompts"])
     figures["verify: largest and mean difference"] = [f"{result[key]:.2g}" for key in ("largest", "mean")]

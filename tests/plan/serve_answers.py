@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.pages.text import WIDTH, write
 from recipec.compiler.plan.results import Collective, Moved, Timeline
 from recipec.compiler.plan.server_step.results import ServeAnswer, ServeDepth, ServeJob, ServeProgram
 from recipec.compiler.plan.server_step.search import plan_serve
@@ -113,5 +114,5 @@ def answered(made: ServeJob, say: Any = None) -> ServeAnswer:
 
 def planned_texts(program: Program, **options: Any) -> tuple[str, dict[str, Any]]:
     """Plan a server, and return the printed text and the values."""
-    _, text, data = plan_serve(program, **options)
-    return text, json.loads(json.dumps(data))
+    _, shown, data = plan_serve(program, **options)
+    return write(shown, WIDTH), json.loads(json.dumps(data))

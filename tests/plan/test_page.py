@@ -16,7 +16,7 @@ import pytest
 from markupsafe import Markup
 from ruamel.yaml import YAML
 
-from recipec.compiler.pages.document import Document, Plot, Section, Text
+from recipec.compiler.pages.document import Block, Document, Plot, Section, Text, sheet
 from recipec.compiler.pages.html import COLORS, scatter, script_hash, write
 from recipec.compiler.pages.numbers import capacity, flops, gib, hours, moved, ms, usd
 from recipec.compiler.plan.page import MEMORY, best, gain, page, points
@@ -29,7 +29,9 @@ EVIL = "<script>alert(1)</script>\"'&</style>"
 
 @pytest.mark.parametrize("name", ["flagship", "two slices"])
 def test_words_of_the_page_match_the_golden_file(name: str, update: bool) -> None:
-    words = read(PLANS[name](), plans.search(), [("KV cache", "50 local\n10 global")]).words
+    words = read(
+        PLANS[name](), plans.search(), [("KV cache", sheet("", [Text("50 local\n10 global", "code")]))]
+    ).words
     shown = "\n".join(wrap(words, 100, break_on_hyphens=False, break_long_words=False)) + "\n"
     path = GOLDEN / f"page-{name.replace(' ', '-')}.txt"
     if update:
@@ -45,7 +47,7 @@ def test_page_says_if_all_layers_were_compiled_and_if_it_came_from_the_cache() -
 
 @pytest.mark.parametrize("name", PLANS)
 def test_page_is_well_formed_html(name: str) -> None:
-    text = page(PLANS[name](), plans.search(), [("KV cache", "50 local  25,600")])
+    text = page(PLANS[name](), plans.search(), [("KV cache", sheet("", [Text("50 local  25,600", "code")]))])
     reader = Reader(text)
     assert reader.elements[0][0] == "html"
     assert max(Counter(reader.attributes("id")).values()) == 1
@@ -83,7 +85,10 @@ def test_page_loads_no_external_resources(name: str) -> None:
 
 def test_content_security_policy_forbids_inserted_scripts() -> None:
     """Block a foreign script, even if a text were inserted as markup."""
-    blocks = [Plot("one", "", [scatter("a", [1], [2], "red")]), Text(Markup("<script>stranger()</script>"))]
+    blocks: list[Block] = [
+        Plot("one", "", [scatter("a", [1], [2], "red")]),
+        Text(Markup("<script>stranger()</script>")),
+    ]
     sections = [Section("only", "Only", (), blocks)]
     reader = Reader(
         write(Document("name", sections, title="title", generator="recipec", command=("command", "")), "plan")
@@ -96,12 +101,12 @@ def test_content_security_policy_forbids_inserted_scripts() -> None:
 
 def test_names_cannot_become_markup() -> None:
     plan, search = _evil(plans.sliced()), _evil(plans.search())
-    reader = read(plan, search, [(EVIL, EVIL)])
-    usual = read(plans.sliced(), plans.search(), [("Title", "text")])
+    reader = read(plan, search, [(EVIL, sheet("", [Text(EVIL)]))])
+    usual = read(plans.sliced(), plans.search(), [("Title", sheet("", [Text("text")]))])
     assert Counter(tag for tag, _ in reader.elements) == Counter(tag for tag, _ in usual.elements)
     assert not any(name.startswith("on") for _, attributes in reader.elements for name in attributes)
     assert reader.words.count(EVIL) > 20
-    assert EVIL not in page(plan, search, [(EVIL, EVIL)])
+    assert EVIL not in page(plan, search, [(EVIL, sheet("", [Text(EVIL)]))])
     # Plotly interprets its texts as markup.
     assert "<" not in json.dumps(reader.figures).replace("<extra></extra>", "")
 
@@ -171,7 +176,7 @@ def test_page_says_when_the_search_found_no_fitting_configuration() -> None:
 def test_page_omits_search_and_serving_sections_without_results() -> None:
     labels = read(plans.flagship()).attributes("aria-labelledby")
     assert "search" not in labels and "serving" not in labels and "memory" in labels
-    reader = read(plans.flagship(), None, [("KV cache", "50 local\n10 global")])
+    reader = read(plans.flagship(), None, [("KV cache", sheet("", [Text("50 local\n10 global", "code")]))])
     assert "serving" in reader.attributes("aria-labelledby")
     assert "KV cache 50 local 10 global" in reader.words
 

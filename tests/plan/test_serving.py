@@ -10,9 +10,10 @@ import pytest
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lower import lower
+from recipec.compiler.pages.text import write
 from recipec.compiler.roofline.server import plan_serving, too_small
 from recipec.compiler.roofline.server_results import SERVING_PLAN, ServingPlan, StepBounds
-from recipec.compiler.roofline.server_text import text
+from recipec.compiler.roofline.server_text import document
 from recipec.compiler.vllm.memory import memory_share
 from recipec.spec.load import load
 from tests.plan.plans import lowered
@@ -142,7 +143,7 @@ def test_gated_delta_nets_store_a_state_per_sequence_and_no_keys(planned: Plan) 
     assert plan.sequences_fit == int(plan.cache_bytes // (16384 * full.bytes_per_token + 3 * of_each))
     one = next(step for step in plan.decode if step.sequences == 1 and step.tokens == 4096)
     assert one.cache_bytes == 4096 * full.bytes_per_token + 2 * 3 * of_each
-    assert f"the states of linear layers: {3 * of_each / 1e6:.1f} MB a sequence" in text(plan)
+    assert f"the states of linear layers: {3 * of_each / 1e6:.1f} MB a sequence" in write(document(plan))
 
 
 def test_latent_attention_cache_is_whole_on_each_device(planned: Plan) -> None:
@@ -397,7 +398,7 @@ def test_server_without_cache_for_one_sequence_does_not_start(planned: Plan) -> 
     assert planned("serve.extra_args={gpu_memory_utilization: 0.236}").tokens_fit < 1024
     none = planned("serve.extra_args={gpu_memory_utilization: 0.1}")
     assert none.cache_bytes == 0 and none.tokens_fit == 0 and none.loads == ()
-    assert "0 tokens" in text(none)
+    assert "0 tokens" in write(document(none))
 
 
 def test_tpu7x_device_is_half_a_chip_and_has_no_list_price(planned: Plan) -> None:
@@ -407,7 +408,7 @@ def test_tpu7x_device_is_half_a_chip_and_has_no_list_price(planned: Plan) -> Non
     assert step.memory_seconds == pytest.approx((step.weight_bytes + step.cache_bytes) / 3690e9)
     assert step.all_reduce_seconds == pytest.approx(step.all_reduce_bytes / 600e9)
     assert plan.usd_per_hour is None and plan.loads[0].usd_per_million_tokens is None
-    assert "no price is known" in text(plan)
+    assert "no price is known" in write(document(plan))
     own = planned("serve.accelerator=tpu7x-8", "cost.serve_usd_per_hour=40")
     assert (own.usd_per_hour, own.price_source) == (40, "the recipe")
 
@@ -452,7 +453,7 @@ def test_serving_plan_round_trips_through_json(planned: Plan) -> None:
 def test_printed_serving_plan_matches_the_golden_file(
     planned: Plan, update: bool, name: str, sets: tuple[str, ...]
 ) -> None:
-    path, printed = GOLDEN / f"{name}.txt", text(planned(*sets))
+    path, printed = GOLDEN / f"{name}.txt", write(document(planned(*sets)))
     if update:
         path.write_text(printed)
     assert printed == path.read_text()

@@ -1,9 +1,11 @@
-"""Write the text of a server's plan that was made by compiling its step."""
+"""A server's plan that was made by compiling its step, as a document."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from recipec.compiler.pages.document import Block, Document, Section, Table, Text
+from recipec.compiler.pages.numbers import duration, gib_number, milliseconds, traffic
 from recipec.compiler.plan.fit import yaml_lines
 from recipec.compiler.plan.server_step.results import (
     CompiledServing,
@@ -11,104 +13,108 @@ from recipec.compiler.plan.server_step.results import (
     ServingPoint,
     ServingSearch,
 )
-from recipec.compiler.plan.units import aligned, duration, gib, milliseconds, traffic, wrapped
-from recipec.compiler.wording import listing, table
+from recipec.compiler.wording import listing
 
 WHAT_TO_DO = "a larger tensor_parallel_size, a smaller cache, or fp8 if the chip has it"
 
 
-def text(planned: CompiledServing) -> str:
-    """Return the text of one configuration, with a line break at the end."""
-    return "\n".join(_lines(planned)) + "\n"
-
-
-def search_text(found: ServingSearch) -> str:
-    """Return the text of a search: a table, and the recipe lines of the best configuration."""
-    head = ["TP", "DP", "cache", "decode blocks", "tokens in cache", "TPOT alone", "full", "tokens/s", ""]
-    rows = [_row(candidate, index == found.best) for index, candidate in enumerate(found.candidates)]
-    lines = ["Times are estimates: nothing was measured on a TPU.", "", *table(rows, head)]
-    if found.best is None:
-        return "\n".join([*lines, "", "None fits.", *_failures(found)]) + "\n"
-    best = found.candidates[found.best]
-    if best.sets:
-        lines += ["", "The best by its tokens/s; in the recipe:", "", *yaml_lines(best.sets)]
-        lines += ["", *wrapped(_untested(best))]
-    else:
-        lines += ["", "The recipe as it is has the most tokens/s."]
-    return "\n".join([*lines, *_failures(found)]) + "\n"
-
-
-def _lines(planned: CompiledServing) -> Iterator[str]:
-    yield (
-        f"{planned.recipe}: {planned.model} on {planned.accelerator}, TP {planned.tensor_parallel} x "
-        f"DP {planned.data_parallel}, {planned.kv_cache_dtype} cache"
-    )
-    versions = planned.versions
-    yield (
-        f"tpu-inference {versions['tpu-inference']}'s step, compiled for {planned.topology} by libtpu "
-        f"{versions['libtpu']} without a TPU: times are estimates"
-    )
-    yield ""
-    yield from _memory(planned)
+def document(planned: CompiledServing) -> Document:
+    """Return the plan of one configuration."""
+    sections = [_head(planned), _memory(planned)]
     if planned.refusal is not None:
-        yield ""
-        yield "It does not fit; the compiler says:"
-        yield from wrapped(planned.refusal.strip().splitlines()[0], "  ")
-        yield f"help: {WHAT_TO_DO}"
+        reason = planned.refusal.strip().splitlines()[0]
+        told = ["It does not fit; the compiler says:", reason, f"help: {WHAT_TO_DO}"]
+        sections.append(_untitled(told))
     elif not planned.fits:
         short = planned.used - planned.available
-        yield ""
-        yield f"It does not fit: {gib(short)} GiB are missing on each device."
-        yield f"help: {WHAT_TO_DO}"
+        told = [
+            f"It does not fit: {gib_number(short)} GiB are missing on each device.",
+            f"help: {WHAT_TO_DO}",
+        ]
+        sections.append(_untitled(told))
     else:
-        yield from _times(planned)
-    yield ""
-    for note in planned.notes:
-        yield from wrapped(f"note: {note}")
-    yield (
+        sections.append(_times(planned))
+        if planned.published:
+            sections.append(Section("", "Against the published run", (), [*map(Text, planned.published)]))
+    compiled = (
         f"Compiled {listing(planned.compiled_layers)} of {planned.layers} layers in "
-        f"{duration(planned.compile_seconds)} with {gib(planned.peak_rss)} GiB of memory."
+        f"{duration(planned.compile_seconds)} with {gib_number(planned.peak_rss)} GiB of memory."
+    )
+    sections.append(_untitled([*(f"note: {note}" for note in planned.notes), compiled]))
+    return Document("", sections)
+
+
+def search_document(found: ServingSearch) -> Document:
+    """Return a search: a table, and the recipe lines of the best configuration."""
+    head = ("TP", "DP", "cache", "decode blocks", "tokens in cache", "TPOT alone", "full", "tokens/s", "")
+    rows = [_row(candidate, index == found.best) for index, candidate in enumerate(found.candidates)]
+    sections = [
+        _untitled(["Times are estimates: nothing was measured on a TPU."]),
+        Section("", "", (), [Table(head, rows, words=(2, 3, 8))]),
+    ]
+    if found.best is None:
+        sections.append(_untitled(["None fits."]))
+    elif (best := found.candidates[found.best]).sets:
+        lines = Text("\n".join(yaml_lines(best.sets)), "code")
+        sections.append(Section("", "The best by its tokens/s; in the recipe:", (), [lines]))
+        sections.append(_untitled([_untested(best)]))
+    else:
+        sections.append(_untitled(["The recipe as it is has the most tokens/s."]))
+    return Document("", [*sections, _untitled(_failures(found))])
+
+
+def _untitled(sentences: Iterable[str]) -> Section:
+    return Section("", "", (), [Text(sentence) for sentence in sentences])
+
+
+def _head(planned: CompiledServing) -> Section:
+    versions = planned.versions
+    return _untitled(
+        [
+            f"{planned.recipe}: {planned.model} on {planned.accelerator}, TP {planned.tensor_parallel} x "
+            f"DP {planned.data_parallel}, {planned.kv_cache_dtype} cache",
+            f"tpu-inference {versions['tpu-inference']}'s step, compiled for {planned.topology} by libtpu "
+            f"{versions['libtpu']} without a TPU: times are estimates",
+        ]
     )
 
 
-def _memory(planned: CompiledServing) -> Iterator[str]:
-    yield "HBM of a device, GiB"
+def _memory(planned: CompiledServing) -> Section:
     decode = next(p for p in planned.programs if p.kind != "head")
     largest = max((p for p in planned.programs if p.kind != "head"), key=lambda p: p.temporaries + p.code)
     rows = [
-        ("weights", gib(planned.weights), f"{planned.weights / 1e9:.2f} GB"),
+        ("weights", gib_number(planned.weights), f"{planned.weights / 1e9:.2f} GB"),
         (
             "key/value cache",
-            gib(planned.cache),
+            gib_number(planned.cache),
             f"{planned.cache_tokens:,} tokens in pages of {planned.page_tokens}, a replica",
         ),
     ]
     if planned.refusal is None:
         rows += [
-            ("temporaries", gib(largest.temporaries + largest.outputs), f"of the {largest.kind} step"),
-            ("code", gib(largest.code), "of one step; each of the server's buckets has its own"),
-            ("used", gib(planned.used), f"of {gib(planned.available)}"),
+            ("temporaries", gib_number(largest.temporaries + largest.outputs), f"of the {largest.kind} step"),
+            ("code", gib_number(largest.code), "of one step; each of the server's buckets has its own"),
+            ("used", gib_number(planned.used), f"of {gib_number(planned.available)}"),
         ]
-    yield from aligned(rows, "<><")
-    for each in decode.collectives:
-        yield f"  {decode.kind}: {each.count} {each.kind} of {traffic(each.bytes)} together"
+    collectives = [
+        f"{decode.kind}: {collective.count} {collective.kind} of {traffic(collective.bytes)} together"
+        for collective in decode.collectives
+    ]
+    blocks: list[Block] = [Table((), rows, words=(2,)), *map(Text, collectives)]
+    return Section("", "HBM of a device, GiB", (), blocks)
 
 
-def _times(planned: CompiledServing) -> Iterator[str]:
-    yield ""
-    yield "Estimated times: the compiler's cycles, and on paper the cache's reads, attention and collectives"
-    yield (
-        f"  a decode step takes {milliseconds(planned.decode_alone)} with one sequence and "
+def _times(planned: CompiledServing) -> Section:
+    title = (
+        "Estimated times: the compiler's cycles, and on paper the cache's reads, attention and collectives"
+    )
+    alone = (
+        f"a decode step takes {milliseconds(planned.decode_alone)} with one sequence and "
         f"{milliseconds(planned.decode_full)} when full of the longest"
     )
-    head = ["in", "out", "requests/s", "at a time", "TTFT", "TPOT", "tokens/s"]
+    head = ("in", "out", "requests/s", "at a time", "TTFT", "TPOT", "tokens/s")
     rows = [_point(point) for point in planned.points]
-    yield from (f"  {line}" for line in table(rows, head))
-    if planned.published:
-        yield ""
-        yield "Against the published run"
-        for sentence in planned.published:
-            yield from wrapped(sentence, "  ")
+    return Section("", title, (), [Text(alone), Table(head, rows)])
 
 
 def _point(point: ServingPoint) -> list[str]:
@@ -159,7 +165,5 @@ def _failures(found: ServingSearch) -> Iterator[str]:
     for candidate in found.candidates:
         if candidate.reason:
             reasons.setdefault(candidate.reason, []).append(f"TP {candidate.tensor_parallel}")
-    if reasons:
-        yield ""
     for reason, names in reasons.items():
-        yield from wrapped(f"{listing(dict.fromkeys(names))}: {reason}")
+        yield f"{listing(dict.fromkeys(names))}: {reason}"

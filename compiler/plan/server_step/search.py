@@ -13,8 +13,9 @@ from typing import Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.pages.document import Document
 from recipec.compiler.plan.server_step.compile import Run, Say
-from recipec.compiler.plan.server_step.compiled_text import search_text, text
+from recipec.compiler.plan.server_step.compiled_text import document, search_document
 from recipec.compiler.plan.server_step.configuration import BLOCKS, serving
 from recipec.compiler.plan.server_step.hlo import AttentionKernel, attention_kernel
 from recipec.compiler.plan.server_step.results import (
@@ -37,7 +38,7 @@ BLOCK = 1024
 
 def plan_serve(
     program: Program, exact: bool = False, search: bool = False, say: Say = print, run: Run | None = None
-) -> tuple[str, str, dict[str, Any]]:
+) -> tuple[str, Document, dict[str, Any]]:
     """Plan a recipe's server, or search for a faster one.
 
     Args:
@@ -48,7 +49,7 @@ def plan_serve(
         run: answers a job in place of a worker.
 
     Returns:
-        A title, the text to print, and a CompiledServing or a ServingSearch as JSON values.
+        A title, the document to show, and a CompiledServing or a ServingSearch as JSON values.
 
     Raises:
         ArtifactError: the server cannot be planned by compiling.
@@ -56,9 +57,9 @@ def plan_serve(
     if search:
         found = searched(program, exact, say, run)
         data = SERVING_SEARCH.dump_python(found, mode="json")
-        return "Serving, searched by compiling", search_text(found), data
+        return "Serving, searched by compiling", search_document(found), data
     planned = serving(program, exact, say, run)
-    return "Serving, compiled", text(planned), COMPILED_SERVING.dump_python(planned, mode="json")
+    return "Serving, compiled", document(planned), COMPILED_SERVING.dump_python(planned, mode="json")
 
 
 def searched(program: Program, exact: bool, say: Say, run: Run | None = None) -> ServingSearch:
