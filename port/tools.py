@@ -48,7 +48,7 @@ def choice(among: Sequence[str]) -> Callable[[str], str]:
 
     def tool(text: str) -> str:
         name = named(text)
-        if name not in among:
+        if name is None or name not in among:
             raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, among))}.")
         return name
 

@@ -332,8 +332,8 @@ def _known_runtime(out_dir: Path) -> dict[str, set[str]]:
     """Return the digests that files of runtime/ have had in builds: this version's, those of SHA256SUMS, and
     those in locks of 0.2."""
     known = {path: {digest(text)} for path, text in runtime_files().items()}
-    copies = [_lock_of(out_dir / name).get("runtime") for name in artifacts_in(out_dir)]
-    copies = [copy for copy in copies if isinstance(copy, dict) and "package" not in copy]
+    recorded = [_lock_of(out_dir / name).get("runtime") for name in artifacts_in(out_dir)]
+    copies = [copy for copy in recorded if isinstance(copy, dict) and "package" not in copy]
     if has_source(out_dir):
         sums = content(out_dir / RUNTIME / LIST)
         lines = [line.partition("  ") for line in sums.decode("utf-8", "replace").splitlines()]

@@ -359,7 +359,7 @@ def build_adapters(
         ValueError: when projections that share A are given different ranks or alphas.
     """
     parameters = {p.path: p for p in arrays(family, architecture)}
-    out = []
+    out: list[Adapter] = []
     for target in sites(family, architecture):
         if lora.layers is not None and target.layer not in lora.layers:
             continue

@@ -40,9 +40,8 @@ class Gemma3(Gemma):
         return super().describe(config, qk_norm="head", **different)
 
     def ropes(self, config: Mapping[str, Any], kinds: Sequence[str], head_dim: int) -> Mapping[str, Rope]:
-        return super().ropes(
-            config | {"rope_scaling": None, "rope_parameters": by_kind(config)}, kinds, head_dim
-        )
+        by_type = {**config, "rope_scaling": None, "rope_parameters": by_kind(config)}
+        return super().ropes(by_type, kinds, head_dim)
 
     def miniature(self, config: Mapping[str, Any], small: Mapping[str, Any]) -> Mapping[str, Any]:
         """Scale queries as the original does, with a number that the other way of scaling does not give."""
