@@ -29,7 +29,7 @@ mesh: {accelerator: v5p-8, axes: {fsdp: 4, tp: 1}}
 lora: {rank: 16}
 data: {train: [{path: gs://bucket/train.jsonl}]}
 serve: {accelerator: v6e-8, max_model_len: 4096}
-evaluate: {prompts: prompts.jsonl, samples: 2, temperature: 0.8}
+evaluate: {prompts: prompts.jsonl, num_generations: 2, temperature: 0.8}
 """
 
 GOOD = '{"prompt": "2 + 2?", "expected": "4"}\n'
