@@ -82,9 +82,6 @@ def test_model_without_a_family_trains_only_on_torchax(lowered: Lower, tmp_path:
     assert not {"train_torchax.py", "requirements-torchax.txt"} & files.keys()
     assert b"runtime.backends.torchax.train" in files["train.py"]
     assert b"torchax==" in files["requirements-train.txt"]
-    lock = json.loads(files["recipe.lock.json"])
-    assert lock["runtime"].keys() >= {"model/families/transformers.py", "backends/torchax/logits.py"}
-    assert "model/families/gemma4.py" not in lock["runtime"]
 
 
 def test_sharding_rule_overrides_the_spec_derived_from_names(lowered: Lower, tmp_path: Path) -> None:

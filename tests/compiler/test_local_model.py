@@ -46,7 +46,7 @@ def test_local_config_json_gives_the_model_sizes(lowered: Lower, tmp_path: Path)
         ({"hidden_size": 0}, "E0803"),
         ({"num_hidden_layers": 10**9}, "E0803"),
         ({"hidden_size_per_layer_input": "x"}, "E0803"),
-        ({"hidden_activation": "relu"}, "E0803"),
+        ({"hidden_activation": "sine"}, "E0803"),
         ({"final_logit_softcapping": float("nan")}, "E0803"),
         ({"sliding_window": 10**400}, "E0803"),
     ],

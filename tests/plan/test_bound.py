@@ -1,8 +1,8 @@
 """Tests of the analytic bounds against libtpu's compiler on the same steps.
 
-The figures were recorded with libtpu 0.0.42.1 at its lowest effort, those of Gemma by Tunix's model classes; the
-bytes of Gemma's arguments are of the decoder's arrays, without padding. The compiler's time leaves out the output
-head's later chunks and splash attention's kernels.
+The figures were recorded with libtpu 0.0.42.1 at its lowest effort, those of Gemma by Tunix's model
+classes. The bytes of Gemma's arguments are of the decoder's arrays, without padding. The compiler's time
+leaves out the output head's later chunks and splash attention's kernels.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def test_held_out_texts_keep_all_their_pieces_together(tmp_path: Path) -> None:
 def test_weight_draws_pieces(tmp_path: Path) -> None:
     name = book(tmp_path, 318)  # 320 tokens: 40 pieces
     run = split(tmp_path, name, train=(Source(name, weight=0.25),), packing=False)
-    assert run.report.train.generations == 40 and run.steps_per_epoch == 10
+    assert run.report.train.samples == 40 and run.steps_per_epoch == 10
 
 
 def test_only_the_source_of_texts_is_split(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_train_tokens_resolve_to_embedding_rows_or_are_refused(
         side_files=[path.name for path in tmp_path.iterdir()],
         side_file=lambda name: (tmp_path / name).read_bytes(),
     )
-    lora = LoraSettings(1, 1.0, 0.0, (), trainable_tokens=tokens)
+    lora = LoraSettings(rank=1, alpha=1.0, dropout=0.0, targets=(), trainable_tokens=tokens)
     if message is None:
         found = numbered(lora, base, added).trainable_tokens
         assert found == (numbers["<b>"], 11, numbers["<a>"], 9_999)
