@@ -186,7 +186,13 @@ def test_build_refuses_user_files_with_the_names_of_page_and_runtime(project: Pa
 
 INSTALLERS = {
     "pip": ["pip", "install", "--no-compile", "--no-index"],
-    "uv": ["uv", "pip", "install", "--offline"],
+    "uv": [
+        "uv",
+        "pip",
+        "install",
+        "--offline",
+        "--no-cache",
+    ],  # which would hold the wheel of an earlier test
 }
 
 
