@@ -62,6 +62,11 @@ class TrainingOutcome:
     early: str | None = None
 
 
+OF_TUNIX = ("_train_steps", "_iter_steps", "_lora_enabled", "_throttler")
+"""The private attributes of Tunix's PeftTrainer that Trainer uses: the optimizer steps and the micro-batches
+so far, whether only adapters are trained, and the limit of steps in flight."""
+
+
 @dataclass(frozen=True)
 class Checkpointing:
     """Where a run saves its checkpoints, and which one it continues from.

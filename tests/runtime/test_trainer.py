@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from tunix.sft import peft_trainer
 
 from recipec.runtime.checkpoints.trained_weights import restore_tree
 from recipec.runtime.errors import UserError
@@ -21,6 +24,7 @@ from recipec.runtime.metrics.run_report import NotFinite, Numbers, Report
 from recipec.runtime.model import sharding
 from recipec.runtime.model.sharding import shard_rows, start_mesh
 from recipec.runtime.settings import MeshSettings
+from recipec.runtime.training import trainer as trainer_module
 from tests import tiny
 from tests.runtime import training
 
@@ -35,6 +39,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gemma4") / "model"
     tiny.make_gemma4(folder, num_hidden_layers=1, layer_types=["sliding_attention"])
     return folder
+
+
+def attributes(module: Any, name: str, context: type[ast.expr_context] | None = None) -> set[str]:
+    """Return the private attributes of itself that a class of a module uses, or only those that it sets."""
+    tree = ast.parse(inspect.getsource(module))
+    (cls,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name]
+    return {
+        node.attr
+        for node in ast.walk(cls)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+        if node.attr.startswith("_") and (context is None or isinstance(node.ctx, context))
+    }
+
+
+def test_trainer_uses_the_listed_private_attributes_of_tunix_alone() -> None:
+    """Fail when a version of Tunix no longer sets one, or sets one that Trainer has for itself."""
+    of_tunix = attributes(peft_trainer, "PeftTrainer")
+    assert attributes(trainer_module, "Trainer") & of_tunix == {*trainer_module.OF_TUNIX}
+    assert {*trainer_module.OF_TUNIX} <= attributes(peft_trainer, "PeftTrainer", ast.Store)
 
 
 def chain(rate: Any) -> Any:
