@@ -390,8 +390,7 @@ def _adapters(program: Program) -> list[str]:
                 f"{count:,}",
             ]
         )
-    weight = "Tunix weight" if program.family.tunix else "weight"
-    out = table(rows, ["target", weight, "layers", "lora_a x lora_b", "trained"], widest=44)
+    out = table(rows, ["target", "weight", "layers", "lora_a x lora_b", "trained"], widest=44)
     out += ["", *table([[name, f"{count:,}"] for name, count in totals.items()], ["target", "in all"])]
     both = sum(totals.values()) - program.trainable_parameters
     if both:
