@@ -115,9 +115,6 @@ HEAVY = {
 }
 """Third-party packages that functions import, because a process may not need them."""
 
-LATER = {"runtime.model"}
-"""Rooms of runtime/ whose functions still import other modules of their own package."""
-
 SLOW = {"httpx", "jinja2", "plotext", "plotly", "readline", "rich", "tpu_inference", "vllm"}
 """More packages that functions of compiler/ import, because a command may not need or not have them."""
 
@@ -369,7 +366,7 @@ def test_functions_import_only_heavy_packages() -> None:
     """
     wrong = [
         said(module, imported)
-        for module in set(those("spec", "compiler", "runtime", "port")) - set(those(*LATER, *COMMANDS))
+        for module in set(those("spec", "compiler", "runtime", "port")) - set(those(*COMMANDS))
         for imported in imports(module)
         if imported.later and imported.module not in HEAVY | (set() if inside(module, "runtime") else SLOW)
         if not at_once(imported.module) & HEAVY - at_once(module)

@@ -17,7 +17,7 @@ from .decoder import Decoder
 from .families import Architecture, Family
 from .families.base import Spec
 from .layers import Batch
-from .quantize import rounding
+from .quantize import rounded_operands, rounding
 from .trained import trained_rows
 
 
@@ -78,9 +78,7 @@ class Head:
         equation = "BTD,VD->BTV" if self.tied else "BTD,DV->BTV"
         operands = hidden.astype(dtype), weight.astype(dtype)
         if self.qat is not None and self.qat.head:
-            from . import quantize
-
-            operands = quantize.rounded_operands(equation, *operands, self.qat)
+            operands = rounded_operands(equation, *operands, self.qat)
         logits = jnp.einsum(equation, *operands)
         if self.rows is not None:
             own = jnp.einsum("BTD,ND->BTN", hidden.astype(dtype), rest[0].astype(dtype))
