@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from recipec.compiler.pages.document import Table, sheet
 from recipec.compiler.plan.page import page
 from recipec.compiler.plan.results import Plan, Search
 from tests.e2e.chromium import BEYOND, OVER_LEGENDS, SIDEWAYS, Tab, cases
@@ -22,7 +23,7 @@ PAGES: dict[str, tuple[Callable[[], Plan], Callable[[], Search] | None]] = {
     "one-axis": (plans.one_axis, None),
 }
 WINDOWS = ((360, "light"), (1440, "dark"))
-SERVING = [("KV cache", f"{'layers':<60}bytes a token\n{'50 local':<60}25,600")]
+SERVING = [("KV cache", sheet("", [Table(("layers" * 10, "bytes a token"), [("50 local", "25,600")])]))]
 
 
 @pytest.fixture(scope="module")
