@@ -200,7 +200,6 @@ def test_sigterm_ends_run_after_current_step_with_a_checkpoint(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that its checkpoint is kept, and that the status is the signal's."""
-    place.import_runtime(monkeypatch)
     from runtime.backends.trl.pieces import Pieces
 
     build = Pieces.of

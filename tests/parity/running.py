@@ -100,13 +100,8 @@ class Place:
         self.run("merge.py", output, *options)
         return self.folder / output / "merged"
 
-    def import_runtime(self, patch: pytest.MonkeyPatch) -> None:
-        """Make `import runtime` mean the artifact's, which its scripts import too."""
-        _forget_other_runtimes(self.artifact.parent)
-        patch.syspath_prepend(self.artifact.parent)
-
     def run(self, script: str, output: str, *options: str | Path) -> None:
-        """Run a script of the artifact as `python SCRIPT OPTIONS` would.
+        """Run a script of the artifact as `python SCRIPT OPTIONS` would, on this checkout's `runtime`.
 
         XLA compiles it without most of its optimizations: the same computation, but compiled faster.
         """
@@ -115,7 +110,6 @@ class Place:
 
         torch.set_num_threads(1)  # on models this small, more threads mostly wait for each other
         path = self.artifact / script
-        _forget_other_runtimes(self.artifact.parent)
         arguments = ["--model", self.folder / "model", "--output", self.folder / output, *options]
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
             patch.setattr(sys, "argv", [str(path), *map(str, arguments)])
@@ -130,14 +124,6 @@ class Place:
                 jax.config.update("jax_default_matmul_precision", precision)
                 jax.config.update("jax_disable_most_optimizations", False)
         assert ended.value.code == 0, f"{script} ended with {ended.value.code}"
-
-
-def _forget_other_runtimes(folder: Path) -> None:
-    """Unload a `runtime` of another folder and family, because one process runs several artifacts."""
-    loaded = sys.modules.get("runtime")
-    if loaded is not None and not Path(loaded.__path__[0]).is_relative_to(folder):
-        for name in [name for name in sys.modules if name.partition(".")[0] == "runtime"]:
-            del sys.modules[name]
 
 
 def merged_tensors(folder: Path) -> dict[str, Any]:

@@ -221,7 +221,7 @@ STOPPING = f"""
 import dataclasses
 
 from runtime.sections import EarlyStopping
-from runtime.training.evaluating import Evaluating
+from runtime.training.evaluation import Evaluating
 
 TRAIN = dataclasses.replace(TRAIN, eval_every=2, early_stopping=EarlyStopping(2))
 CHECKPOINT = dataclasses.replace(CHECKPOINT, keep_best=True)
