@@ -20,10 +20,8 @@ from recipec.compiler.wording import listing, plural
 from recipec.runtime.data.advice import LIKED, advice, balance, leftover
 from recipec.runtime.data.columns import Unread, marked, together
 from recipec.runtime.data.formats import PARSERS, ParsedSample, is_labeled, label_of
-from recipec.runtime.data.masking import after_answer
 from recipec.runtime.data.messages import taught
 from recipec.runtime.data.report import one_token
-from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.data.values import Malformed, without_fillers
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.families import foreign_markers
@@ -288,7 +286,10 @@ def _end(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
     folder, added = _checkpoint(facts), facts.recipe.model.add_tokens
     if folder is None or not (folder / TOKENIZER).is_file() or missing_packages(("tokenizers",)):
         return
-    # Jinja is imported only where a template is rendered.
+    # They import Jinja, which only a rendered template needs.
+    from recipec.runtime.data.masking import after_answer
+    from recipec.runtime.data.template import ChatTemplate
+
     try:
         tokenizer = PlainTokenizer(folder)
         end = after_answer(ChatTemplate(template, tokenizer.special_tokens_map))
