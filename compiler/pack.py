@@ -33,9 +33,9 @@ from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.backend import others
-from recipec.compiler.lowering.sources import IMPORTABLE, escapes, leads_out
+from recipec.compiler.lowering.references import IMPORTABLE, escapes, leads_out
 from recipec.compiler.writing import demand_writable, replacing
-from recipec.runtime.artifact import LIST
+from recipec.runtime.build_check import LIST
 from recipec.runtime.progress import Progress
 from recipec.spec.load import load
 

@@ -31,9 +31,9 @@ from recipec.port.shell import MARKS, Shell, Statement, Unreadable, Word, shown,
 from recipec.port.source import Source, join, parts
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span
-from recipec.spec.document import Refused
 from recipec.spec.load import display, read_text
 from recipec.spec.overrides import E0031
+from recipec.spec.yaml_document import Refused
 
 SUFFIXES = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".txt")
 CONFIGS = (".yaml", ".yml", ".json")

@@ -12,7 +12,7 @@ from typing import Any
 from recipec.compiler.catalog import Model
 from recipec.port.engine import Says
 from recipec.port.keys import OFF, Keys, table, tools
-from recipec.port.meaning import adapters, models
+from recipec.port.meaning import adapters, model_names
 from recipec.port.names import known, tokenizer_of
 from recipec.port.refusals import E1163
 from recipec.runtime.data.tokenizer import MULTIPLE, padded
@@ -143,7 +143,7 @@ def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> Says:
 
 
 def _model(keys: Keys) -> Model | None:
-    return models.resolve(str(keys.ledger.value("model.id")), keys.source.path.parent).model
+    return model_names.resolve(str(keys.ledger.value("model.id")), keys.source.path.parent).model
 
 
 def grown(keys: Keys, tokens: int) -> int | None:
@@ -184,7 +184,7 @@ def say_start(keys: Keys, key: str, *, of_base: bool = False) -> Says:
         yield keys.learned(key, (), note)
         return
     note = "the adapter must match what the recipe trains"
-    if models.HUB_ID.fullmatch(names[0]):
+    if model_names.HUB_ID.fullmatch(names[0]):
         note = "recipec reads it as a folder; an adapter of the Hugging Face Hub is hf://OWNER/NAME"
     yield keys.say(key, {"lora.start_from": names[0].removeprefix("./")}, note)
 

@@ -15,8 +15,8 @@ from recipec.port.python_source import CHOOSE, E1175, E1176, NO_TRAINER, SUFFIXE
 from recipec.port.read import read
 from recipec.port.recognize import E1101, role_of
 from recipec.spec.diagnostics import Diagnostic, has_errors
-from recipec.spec.document import E0005
 from recipec.spec.load import display
+from recipec.spec.yaml_document import E0005
 
 MOST = 2000
 """The most files of the folders that are looked at."""

@@ -19,14 +19,14 @@ from recipec.compiler.checks.train import E0722
 from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.lowering.sources import escapes
+from recipec.compiler.lowering.references import escapes
 from recipec.port import dialects, mesh
 from recipec.port.commands import is_command, read_command
 from recipec.port.dialects import Module
 from recipec.port.engine import run
 from recipec.port.keys import words
 from recipec.port.ledger import Finding, Ledger, Verdict, prefixes
-from recipec.port.meaning.models import HUB_ID, way_out
+from recipec.port.meaning.model_names import HUB_ID, way_out
 from recipec.port.mesh import E1111
 from recipec.port.python_source import SUFFIXES, read_script
 from recipec.port.read import read
@@ -38,11 +38,11 @@ from recipec.port.typed import typed
 from recipec.spec.codes import Code
 from recipec.spec.commented_recipe import recipe_text
 from recipec.spec.diagnostics import Diagnostic, Span, has_errors, in_order, render_json
-from recipec.spec.document import Refused
 from recipec.spec.language import VERSION
 from recipec.spec.language.base import E0110
 from recipec.spec.load import display, load
 from recipec.spec.validate import E0102
+from recipec.spec.yaml_document import Refused
 
 NEUTRAL = words("args config finetune full lora qlora recipe sft train training-args training-config")
 """File names that say nothing about the run. A recipe of such a name is named after the config, and one of

@@ -39,8 +39,8 @@ from recipec.port.script_values import NOTHING, Arg, Function, Known, Made, Row,
 from recipec.port.source import Script, Source, join
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span
-from recipec.spec.document import Refused
 from recipec.spec.load import display, read_text
+from recipec.spec.yaml_document import Refused
 
 MAX_BYTES = 16 << 20
 """The largest script or notebook that is read, in bytes. Pictures in a notebook's outputs count too."""

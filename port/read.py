@@ -23,9 +23,9 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from recipec.port.source import Source, join
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span
-from recipec.spec.document import E0005, E0008, E0012, E0014, E0015, E0016, MAX_DEPTH, Refused
 from recipec.spec.load import display, read_text
 from recipec.spec.secrets import Concealer, kind
+from recipec.spec.yaml_document import E0005, E0008, E0012, E0014, E0015, E0016, MAX_DEPTH, Refused
 from recipec.spec.yaml_errors import E0006, explain
 
 MAX_BYTES = 1 << 20

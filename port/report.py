@@ -19,7 +19,7 @@ from recipec.port.read import conceal
 from recipec.port.source import MISSING, Source, Sources
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import printable
-from recipec.spec.paths import split
+from recipec.spec.key_paths import split
 from recipec.spec.structure import field_at
 
 MEANINGS = {

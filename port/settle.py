@@ -15,9 +15,9 @@ from recipec.port.source import MISSING, Source, Sources, join, parts
 from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic, Span
-from recipec.spec.document import Refused
 from recipec.spec.overrides import E0030, E0031
 from recipec.spec.secrets import E0702
+from recipec.spec.yaml_document import Refused
 
 _ARGUMENT = re.compile(r"([A-Za-z_][\w.\[\]-]*)=(.*)")
 

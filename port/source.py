@@ -1,7 +1,7 @@
 """A ported file as a tree in which every key and value has its place.
 
 The files are YAML and JSON of other tools, and are read as those tools read them: YAML 1.1 as in PyYAML, with
-anchors, aliases and merge keys. (spec.document reads recipes themselves, and refuses these.)
+anchors, aliases and merge keys. (spec.yaml_document reads recipes themselves, and refuses these.)
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from recipec import ROOT
 from recipec.compiler.lowering.hardware import Accelerator, from_text
 from recipec.compiler.plan import rates
 from recipec.compiler.plan.hlo.parse import parse
-from recipec.compiler.plan.hlo.schedule import schedule
+from recipec.compiler.plan.hlo.read_schedule import schedule
 from recipec.compiler.plan.kernels import DATA, Attention, KernelSeconds, Splash
 from recipec.compiler.plan.schedule import Schedule, priced
 from recipec.compiler.plan.timeline import Reached, timeline

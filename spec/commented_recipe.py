@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recipec.spec.diagnostics import printable
+from recipec.spec.key_paths import split
 from recipec.spec.language import Recipe
 from recipec.spec.language.base import Section
-from recipec.spec.paths import split
 from recipec.spec.recipe_text import LINE, block
 from recipec.spec.schema import modeline
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.spec import document, overrides, secrets, versions
+from recipec.spec import overrides, secrets, versions, yaml_document
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span, has_errors, in_order
-from recipec.spec.document import E0009
+from recipec.spec.key_paths import join
 from recipec.spec.language.base import E0110
-from recipec.spec.paths import join
-from recipec.spec.sources import Origin, Sources, locate
+from recipec.spec.origins import Origin, Sources, locate
 from recipec.spec.tree import Mapping, Scalar, merge, plain, walk
 from recipec.spec.validate import E0102, validate
+from recipec.spec.yaml_document import E0009
 
 if TYPE_CHECKING:
     from recipec.spec.language import Recipe
@@ -174,14 +174,16 @@ def _read_chain(
         text, problem = read_text(path)
         if problem is not None:
             return None, [problem]
-    found = document.read(text, display(path), "extends" if chain else "file")
+    found = yaml_document.read(text, display(path), "extends" if chain else "file")
     diagnostics = found.diagnostics
     if found.root is None:
         return None, diagnostics
     if not isinstance(found.root, Mapping):
         span = found.root.place.span
         diagnostics.append(
-            Diagnostic(E0013, "a recipe is a mapping of `key: value` lines", help=document.START, span=span)
+            Diagnostic(
+                E0013, "a recipe is a mapping of `key: value` lines", help=yaml_document.START, span=span
+            )
         )
         return None, diagnostics
     diagnostics += versions.newer(found.root)
@@ -366,10 +368,10 @@ def read_text(
     try:
         return data.decode("utf-8"), None
     except UnicodeDecodeError as error:
-        line, column = document.place(data[: error.start].decode("utf-8", "replace"))
-        text = document.LINE_BREAK.split(data.decode("utf-8", "replace"))[line]
+        line, column = yaml_document.place(data[: error.start].decode("utf-8", "replace"))
+        text = yaml_document.LINE_BREAK.split(data.decode("utf-8", "replace"))[line]
         span = Span(name, line + 1, column + 1, text)
-        in_bytes = len(document.LINE_BREAK.split(data[: error.start].decode("latin-1"))[-1])
+        in_bytes = len(yaml_document.LINE_BREAK.split(data[: error.start].decode("latin-1"))[-1])
         byte = data[error.start]
         return problem(
             E0004,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recipec.spec import paths
+from recipec.spec import key_paths
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span
-from recipec.spec.document import E0005, Refused, read
-from recipec.spec.paths import Part
+from recipec.spec.key_paths import Part
 from recipec.spec.tree import Entry, Items, Mapping, Node, Provenance, Scalar
+from recipec.spec.yaml_document import E0005, Refused, read
 
 FILE = "--set"
 
@@ -55,7 +55,7 @@ def _parse(argument: str, number: int) -> tuple[list[tuple[Part, Provenance]], N
     if len(argument.splitlines()) > 1:
         argument = argument.splitlines()[0]
         raise refused(E0030, "a --set argument must be one line", "--set 'mesh.axes={fsdp: 2, tp: 2}'", 0, 1)
-    parts, end = paths.prefix(argument)
+    parts, end = key_paths.prefix(argument)
     equals = end + len(argument[end:]) - len(argument[end:].lstrip(" "))
     if not parts or argument[equals : equals + 1] != "=":
         if "=" not in argument:
@@ -70,7 +70,7 @@ def _parse(argument: str, number: int) -> tuple[list[tuple[Part, Provenance]], N
     document = read(" " * after + argument[after:], FILE, "set", number, shown=argument)
     if document.root is None and [d.code for d in document.diagnostics] == [E0005]:
         if argument[after:].strip() not in ("null", "~", "Null", "NULL"):
-            path = paths.join([part for part, _, _ in parts])
+            path = key_paths.join([part for part, _, _ in parts])
             raise refused(E0030, "no value follows the `=`", f"--set {path}=null", equals, after, path)
         start = after + len(argument[after:]) - len(argument[after:].lstrip())
         return keys, Scalar(None, place(start, len(argument.rstrip()))), []
@@ -102,17 +102,17 @@ def _put(root: Mapping, keys: list[tuple[Part, Provenance]], value: Node) -> Non
             if not isinstance(node, Items):
                 raise _refused(
                     E0031,
-                    f"`{paths.join(done)}` is not a list",
+                    f"`{key_paths.join(done)}` is not a list",
                     done,
                     place,
-                    f"--set '{paths.join(done)}=[...]' sets it as a whole",
+                    f"--set '{key_paths.join(done)}=[...]' sets it as a whole",
                 )
             if part >= len(node.items):
                 count = len(node.items)
                 has = f"{count} item{'' if count == 1 else 's'}" if count else "no items"
                 raise _refused(
                     E0032,
-                    f"`{paths.join(done)}` has {has}; there is no [{part}]",
+                    f"`{key_paths.join(done)}` has {has}; there is no [{part}]",
                     done,
                     place,
                     "items count from 0; set the list as a whole to make it longer",
@@ -126,8 +126,8 @@ def _put(root: Mapping, keys: list[tuple[Part, Provenance]], value: Node) -> Non
                     if isinstance(node, Items)
                     else "is not a section"
                 )
-                message = f"`{paths.join(done)}` {what}, so it has no key `{part}`"
-                help = f"--set '{paths.join(done)}=...' sets it as a whole"
+                message = f"`{key_paths.join(done)}` {what}, so it has no key `{part}`"
+                help = f"--set '{key_paths.join(done)}=...' sets it as a whole"
                 raise _refused(E0031, message, done, place, help)
             entries, old = node.entries, node.entries.get(part)
             node = value if last else _opened(old.node if old else None, keys[depth + 1], [*done, part])
@@ -146,4 +146,4 @@ def _opened(node: Node | None, following: tuple[Part, Provenance], path: list[Pa
 
 
 def _refused(code: Code, message: str, done: list[Part], place: Provenance, help: str) -> Refused:
-    return Refused(Diagnostic(code, message, paths.join(done), help, place.span))
+    return Refused(Diagnostic(code, message, key_paths.join(done), help, place.span))

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from recipec.spec import paths
+from recipec.spec import key_paths
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
-from recipec.spec.paths import Part
+from recipec.spec.key_paths import Part
 from recipec.spec.tree import Mapping, Node, Scalar, walk
 
 _REFERENCE = re.compile(r"\$\{(?:oc\.)?env:[^}]*\}?")
@@ -90,7 +90,7 @@ def find(root: Mapping) -> Iterator[Diagnostic]:
                 E0703,
                 f"the name `{where[-1]}` looks like a secret, and its value would be written into the "
                 "artifact",
-                paths.join(where),
+                key_paths.join(where),
                 f"remove it, and set {variable} in the environment where the server runs",
                 key.span,
                 at_key=True,
@@ -105,7 +105,7 @@ def find(root: Mapping) -> Iterator[Diagnostic]:
                 yield Diagnostic(
                     E0701,
                     f"`{reference[0]}` is not allowed: its value would be written into the artifact",
-                    paths.join(where),
+                    key_paths.join(where),
                     "write the value itself; set secrets in the environment where the artifact runs",
                     span,
                 )
@@ -113,8 +113,8 @@ def find(root: Mapping) -> Iterator[Diagnostic]:
                 if re.search(pattern, text):
                     yield Diagnostic(
                         E0702,
-                        f"`{paths.join(where)}` looks like {what}",
-                        paths.join(where),
+                        f"`{key_paths.join(where)}` looks like {what}",
+                        key_paths.join(where),
                         "remove it, and revoke it if the file was shared; set it in the environment instead",
                         span,
                     )

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic.fields import FieldInfo
 
+from recipec.spec.key_paths import Part
 from recipec.spec.language import Recipe, Section
-from recipec.spec.paths import Part
 
 
 def sections(

@@ -8,7 +8,7 @@ from typing import Any
 
 from recipec.spec.core_schema import Value
 from recipec.spec.diagnostics import Span
-from recipec.spec.paths import Part
+from recipec.spec.key_paths import Part
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from recipec.spec import paths, versions, words
+from recipec.spec import key_paths, versions, words
 from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow, scalar
 from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.key_paths import Part
 from recipec.spec.language import Recipe, Section
 from recipec.spec.language.base import E0101, E0103, E0104, E0105, E0106, E0107, E0109, FAULT
-from recipec.spec.paths import Part
 from recipec.spec.structure import choices_of, field_at, paths_of_keys, section_at, sections
 
 
@@ -63,7 +63,7 @@ def _attempt(raw: dict[str, Any]) -> tuple[Recipe | None, list[Diagnostic]]:
             diagnostics.append(_diagnostic(dict(error)))
     for where, section, given in sections(Recipe, raw, ()):
         for problem in section.crosscheck(given):
-            path = paths.join((*where, *problem.key))
+            path = key_paths.join((*where, *problem.key))
             diagnostics.append(
                 Diagnostic(problem.code, problem.message, path, problem.help, at_key=problem.at_key)
             )
@@ -81,13 +81,13 @@ def _without_faults(
     rest = copy.deepcopy(raw)
     doubtful: set[str] = set()
     for diagnostic in diagnostics:
-        where = paths.split(diagnostic.path)
+        where = key_paths.split(diagnostic.path)
         if not where or (where[0] in ("model", "mesh") and diagnostic.code not in (E0101, E0107)):
             return None, set()
         index = next((i for i, part in enumerate(where) if isinstance(part, int)), None)
         if index is not None and diagnostic.code != E0101:
             where = where[:index]
-        doubtful.add(paths.join(where))
+        doubtful.add(key_paths.join(where))
         parent: Any = rest
         for part in where[:-1]:
             known = part < len(parent) if isinstance(part, int) else part in parent
@@ -118,7 +118,7 @@ def _diagnostic(error: dict[str, Any]) -> Diagnostic:
     """Convert one of pydantic's errors to a diagnostic."""
     where: tuple[Part, ...] = tuple(error["loc"])
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
-    path = paths.join(where)
+    path = key_paths.join(where)
     info = field_at(where)
     if kind == FAULT:
         message, help = context["message"], context["help"]
@@ -127,7 +127,7 @@ def _diagnostic(error: dict[str, Any]) -> Diagnostic:
         message, help = _unknown(where, value)
         return Diagnostic(E0101, message, path, help, at_key=True)
     if kind == "missing":
-        parent = f"`{paths.join(where[:-1])}`" if len(where) > 1 else "the recipe"
+        parent = f"`{key_paths.join(where[:-1])}`" if len(where) > 1 else "the recipe"
         example = flow(info.examples[0]) if info and info.examples else "..."
         if where == ("mesh", "axes") and (axes := default_axes(value.get("accelerator"))):
             example = flow(axes)
@@ -146,8 +146,8 @@ def _diagnostic(error: dict[str, Any]) -> Diagnostic:
         )
     if kind == "string_pattern_mismatch" and where[-1] == "[key]":  # pydantic's place of a mapping's key
         of = where[:-2]
-        message = f"{shown(value)} cannot be a key of `{paths.join(of)}`"
-        return Diagnostic(E0106, message, paths.join(where[:-1]), _example(of, field_at(of)), at_key=True)
+        message = f"{shown(value)} cannot be a key of `{key_paths.join(of)}`"
+        return Diagnostic(E0106, message, key_paths.join(where[:-1]), _example(of, field_at(of)), at_key=True)
     if kind == "string_pattern_mismatch":
         extra = info.json_schema_extra if info else None
         form = extra.get("x-form") if isinstance(extra, dict) else None
@@ -267,7 +267,7 @@ def _type_help(kind: str, where: tuple[Part, ...], value: Any, info: FieldInfo |
         section = section_at(where)
         if section is not None and value is None:
             return "give it keys, or remove it"
-        for whole in _wrapped(paths.join(where), value):
+        for whole in _wrapped(key_paths.join(where), value):
             if isinstance(whole, dict) and _fits(where, whole):
                 return f"`{_key(where, flow(whole))}`"
         if section is not None:
@@ -306,7 +306,7 @@ def _unknown(where: tuple[Part, ...], value: Any) -> tuple[str, str]:
     """Return message and help for an unknown key with its value."""
     name, above = str(where[-1]), where[:-1]
     section = section_at(above)
-    message = f"unknown key {shown(name)}{f' in `{paths.join(above)}`' if above else ''}"
+    message = f"unknown key {shown(name)}{f' in `{key_paths.join(above)}`' if above else ''}"
     if meant := _meant(name, above):
         return message, f"did you mean `{meant}`?"
     lowered = name.lower().replace("-", "_")

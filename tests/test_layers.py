@@ -69,7 +69,7 @@ DOORS = {
     "compiler.emitters": {
         *("compiler.emitters.emit", "compiler.emitters.notebook"),
     },
-    "compiler.lsp": {"compiler.lsp.frames", "compiler.lsp.server"},
+    "compiler.lsp": {"compiler.lsp.frames", "compiler.lsp.language_server"},
     "compiler.watch": {"compiler.watch.watch"},
     "runtime.checkpoints": {"runtime.checkpoints.manifest", "runtime.checkpoints.record"},
     "runtime.hosts": set(),
@@ -82,7 +82,7 @@ DOORS = {
     },
     "runtime.weights": {
         *("runtime.weights.added_rows", "runtime.weights.agreement", "runtime.weights.checkpoint"),
-        *("runtime.weights.formats", "runtime.weights.headers"),
+        *("runtime.weights.quantized_formats", "runtime.weights.headers"),
     },
 }
 """Rooms with doors: the modules of each that the compiler imports from outside of it."""
@@ -91,9 +91,9 @@ READ_BY_PORT = {
     # Codes of checks, by which it finds a diagnostic.
     *("compiler.checks.launch", "compiler.checks.train", "compiler.lowering.facts"),
     # Models, machines, and the checks of the recipe that it writes.
-    *("compiler.arrangements", "compiler.catalog", "compiler.lowering.formats"),
+    *("compiler.arrangements", "compiler.catalog", "compiler.lowering.format_keys"),
     *("compiler.lowering.hardware", "compiler.lower", "compiler.catalog.positions"),
-    *("compiler.lowering.program", "compiler.lowering.sources"),
+    *("compiler.lowering.program", "compiler.lowering.references"),
     *("runtime.model.adapters", "runtime.model.families", "runtime.model.families.decoder"),
     *("runtime.data.messages", "runtime.data.tokenizer", "runtime.peft.adapter"),
     "runtime.training.objectives",
@@ -125,8 +125,8 @@ MOST_PARAMETERS = 7
 """For functions and methods, except commands, whose parameters are options of the command line."""
 
 SCRIPTS = {
-    "runtime.backends.torchax.train.run",
-    "runtime.backends.trl.run.run",
+    "runtime.backends.torchax.torchax_run.run",
+    "runtime.backends.trl.trl_run.run",
     "runtime.merging.merge.main",
     "runtime.training.train.run",
 }

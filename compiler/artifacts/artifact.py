@@ -35,7 +35,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.json_value import json_value
 from recipec.compiler.wording import listing, plural
 from recipec.compiler.writing import cannot_be_written, clear
-from recipec.runtime.artifact import LIST
+from recipec.runtime.build_check import LIST
 from recipec.spec.schema import text
 
 LOCK = "recipe.lock.json"

@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote
 
 from recipec import runtime
 from recipec.compiler import __version__
-from recipec.runtime.artifact import LIST
+from recipec.runtime.build_check import LIST
 
 NAME = "recipec-runtime"
 STEM = NAME.replace("-", "_")

@@ -23,16 +23,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.catalog import added, quantized
-from recipec.compiler.catalog.tensors import Listed, tensors
+from recipec.compiler.catalog import added, quantization
+from recipec.compiler.catalog.tensor_list import Listed, tensors
 from recipec.compiler.json_value import json_value
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint, family_of
 from recipec.runtime.model.families.base import TIE, arrays
 from recipec.runtime.model.families.transformers import refuse
 from recipec.runtime.weights.agreement import prefix_of, same_values, spare_head, untied
-from recipec.runtime.weights.formats import format_of, plain
 from recipec.runtime.weights.headers import files_of, read_header
+from recipec.runtime.weights.quantized_formats import format_of, plain
 from recipec.spec.codes import Code
 
 DATA = Path(__file__).parents[1] / "data" / "models.json"
@@ -276,8 +276,8 @@ def refuse_quantized(model_id: str, config: Any) -> None:
     Raises:
         UnknownModel: the weights are quantized, and the family does not read them.
     """
-    method = quantized.by_config(config)
-    if method is not None and not quantized.is_read(config):
+    method = quantization.by_config(config)
+    if method is not None and not quantization.is_read(config):
         message = f"`{model_id}` has weights that are stored quantized ({method})"
         raise UnknownModel(E0813, message, instead_of_quantized(model_id))
 

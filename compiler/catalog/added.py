@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.catalog.tensors import Listed
+from recipec.compiler.catalog.tensor_list import Listed
 from recipec.compiler.json_value import json_value
 from recipec.spec.load import display
 

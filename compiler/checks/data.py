@@ -7,20 +7,20 @@ import os
 from collections.abc import Iterator
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog.families import facts_of
+from recipec.compiler.catalog.family_facts import facts_of
 from recipec.compiler.checks.formats import LOSS_ON, Rows, is_known, rows_of
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.lowering.formats import ALONE
+from recipec.compiler.lowering.format_keys import ALONE
+from recipec.compiler.lowering.references import escapes, is_dataset
 from recipec.compiler.lowering.run_length import held_out
-from recipec.compiler.lowering.settings import choosing
-from recipec.compiler.lowering.sources import escapes, is_dataset
+from recipec.compiler.lowering.runtime_settings import choosing
 from recipec.compiler.lowering.splits import Shared, complement, shared
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.settings import OF_A_SOURCE
 from recipec.runtime.untrusted import ENDLESS, INTO_A_FILE, is_endless
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
-from recipec.spec.paths import join
+from recipec.spec.key_paths import join
 
 WASTEFUL = 1024
 """Padded rows of at least this length are warned about if the samples' lengths are unknown."""

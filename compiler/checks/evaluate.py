@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from recipec.compiler import catalog
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.lowering.sources import asks_chats, escapes, leads_out
+from recipec.compiler.lowering.references import asks_chats, escapes, leads_out
 from recipec.compiler.wording import line
 from recipec.runtime.clients.evaluate_prompts import parse
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
-from recipec.spec.paths import join
+from recipec.spec.key_paths import join
 
 E0650 = Code(
     "E0650",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.lowering.formats import ALONE, FIELDS, LOSS_ON, may_carry
-from recipec.compiler.lowering.sources import (
+from recipec.compiler.lowering.format_keys import ALONE, FIELDS, LOSS_ON, may_carry
+from recipec.compiler.lowering.references import (
     COMPRESSIBLE,
     ENDINGS,
     escapes,
@@ -25,8 +25,8 @@ from recipec.spec import words
 from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.key_paths import Part, join
 from recipec.spec.language import Data, Source
-from recipec.spec.paths import Part, join
 
 LARGEST_TRANSFORM = 2**20
 

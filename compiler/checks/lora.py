@@ -27,7 +27,7 @@ from recipec.spec import words
 from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
-from recipec.spec.paths import join
+from recipec.spec.key_paths import join
 
 if TYPE_CHECKING:
     from recipec.spec.language import Lora

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog import quantized
+from recipec.compiler.catalog import quantization
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import listing
 from recipec.runtime.data.tokenizer import padded
@@ -76,11 +76,11 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "model.dtype",
             "dtype: bfloat16; adapters and optimizer state stay float32 (lora.dtype)",
         )
-    if facts.model is not None and (method := quantized.stored(facts.model.config)) is not None:
+    if facts.model is not None and (method := quantization.stored(facts.model.config)) is not None:
         yield Diagnostic(
             N0820,
             f"`{section.id}` is stored in {method}: its weights are trained and merged as bfloat16, which "
-            f"takes {quantized.GROWTH[method]} the bytes in memory and on disk",
+            f"takes {quantization.GROWTH[method]} the bytes in memory and on disk",
             "model.id",
             "change nothing, or use the model's unquantized original if it is published; merge.quantization "
             "writes eight bits again",

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.lowering.sources import (
+from recipec.compiler.lowering.references import (
     IMPORTABLE,
     escapes,
     inputs,
@@ -23,7 +23,7 @@ from recipec.compiler.lowering.sources import (
 )
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import UNSHOWN, Diagnostic
-from recipec.spec.paths import Part, join
+from recipec.spec.key_paths import Part, join
 
 ARTIFACT_FILES = (
     ".gitignore",

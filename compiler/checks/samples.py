@@ -14,15 +14,15 @@ from recipec.compiler.checks.formats import is_known
 from recipec.compiler.lowering.at_hand import PlainTokenizer
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.first_rows import LOOKED_AT, first_rows
-from recipec.compiler.lowering.sources import COMPRESSIBLE, escapes, is_inline, leads_out
+from recipec.compiler.lowering.references import COMPRESSIBLE, escapes, is_inline, leads_out
 from recipec.compiler.packages import missing_packages
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.data.advice import LIKED, advice, balance, leftover
 from recipec.runtime.data.columns import Unread, marked, together
 from recipec.runtime.data.formats import PARSERS, ParsedSample, is_labeled, label_of
 from recipec.runtime.data.messages import taught
-from recipec.runtime.data.report import one_token
-from recipec.runtime.data.values import Malformed, without_fillers
+from recipec.runtime.data.row_counts import one_token
+from recipec.runtime.data.row_values import Malformed, without_fillers
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.families import foreign_markers
 from recipec.spec.codes import Code

@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.catalog.families import facts_of
+from recipec.compiler.catalog.family_facts import facts_of
 from recipec.compiler.checks.quantized import E0604
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.hardware import Accelerator, from_name, known_names, supported_by_vllm
+from recipec.compiler.vllm.device_memory import DEFAULT_SHARE, memory_share, weight_size
 from recipec.compiler.vllm.flags import by_flag, version
 from recipec.compiler.vllm.lengths import ALLOWED, allows_longer, longest_request
-from recipec.compiler.vllm.memory import DEFAULT_SHARE, memory_share, weight_size
 from recipec.compiler.wording import divisors, line, listing, plural
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic

@@ -11,7 +11,7 @@ from recipec.compiler.checks.server_flags import E0625
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.roofline.server import none_fits, server_of
+from recipec.compiler.roofline.server_estimate import none_fits, server_of
 from recipec.compiler.roofline.server_memory import decode_block
 from recipec.compiler.vllm import blocks
 from recipec.compiler.vllm import flags as vllm
@@ -19,10 +19,10 @@ from recipec.compiler.vllm.lengths import longest_request
 from recipec.compiler.wording import divisors, line, listing, plural
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, has_errors
-from recipec.spec.paths import join
+from recipec.spec.key_paths import join
 
 if TYPE_CHECKING:
-    from recipec.compiler.roofline.server import Server
+    from recipec.compiler.roofline.server_estimate import Server
     from recipec.compiler.roofline.server_results import Cache
     from recipec.spec.language import Serve
 

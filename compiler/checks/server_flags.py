@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.catalog.families import Served, facts_of
+from recipec.compiler.catalog.family_facts import Served, facts_of
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.vllm import blocks, features
 from recipec.compiler.vllm import flags as vllm
@@ -20,7 +20,7 @@ from recipec.compiler.vllm.flags import abbreviated, problems
 from recipec.compiler.wording import listing
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
-from recipec.spec.paths import join, split
+from recipec.spec.key_paths import join, split
 
 if TYPE_CHECKING:
     from recipec.spec.language import Serve

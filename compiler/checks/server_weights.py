@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog import quantized
-from recipec.compiler.catalog.families import architecture_class
+from recipec.compiler.catalog import quantization
+from recipec.compiler.catalog.family_facts import architecture_class
 from recipec.compiler.checks.quantized import E0604
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.vllm import features
@@ -19,7 +19,7 @@ from recipec.runtime.clients.hosts import is_loopback
 from recipec.runtime.model.adapters import meant, principal
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
-from recipec.spec.paths import join
+from recipec.spec.key_paths import join
 
 if TYPE_CHECKING:
     from recipec.spec.language import Recipe, Serve
@@ -323,7 +323,7 @@ W0661 = Code(
 def _stored(facts: Facts, serve: Serve, config: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Report a base whose weights the server computes with in another format than training."""
     base, where, chip = facts.recipe.model.id, "serve.weights", facts.serve_accelerator
-    method = quantized.stored(config) if serve.model in (None, base) else None
+    method = quantization.stored(config) if serve.model in (None, base) else None
     if method == "FP8" and chip is not None and not chip.fp8_matmul:
         yield Diagnostic(
             E0604,

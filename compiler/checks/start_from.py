@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from recipec.compiler import catalog
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.lowering.sources import escapes, leads_out
+from recipec.compiler.lowering.references import escapes, leads_out
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import principal
 from recipec.runtime.peft.adapter import PeftConfig, open_adapter

@@ -10,13 +10,13 @@ from itertools import groupby
 from pathlib import Path
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog import E0810, E0813, E0818, Model, added, quantized
-from recipec.compiler.catalog.tensors import Listed, tensors
+from recipec.compiler.catalog import E0810, E0813, E0818, Model, added, quantization
+from recipec.compiler.catalog.tensor_list import Listed, tensors
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.weights.agreement import Fault, Kind, embeddings, faults, prefix_of
-from recipec.runtime.weights.formats import Unpaired, format_of
+from recipec.runtime.weights.quantized_formats import Unpaired, format_of
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 
@@ -127,7 +127,7 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
         place: the file or folder that lists the tensors.
     """
     form = format_of(model.family, model.config)
-    method = quantized.by_tensors({name: tensor.dtype for name, tensor in listed.items()})
+    method = quantization.by_tensors({name: tensor.dtype for name, tensor in listed.items()})
     if form is None and method is not None:
         yield Diagnostic(
             E0813,

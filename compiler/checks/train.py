@@ -16,7 +16,7 @@ from recipec.compiler.lowering.run_length import (
     steps_left,
     warmup_steps,
 )
-from recipec.compiler.lowering.settings import SETTINGS
+from recipec.compiler.lowering.runtime_settings import SETTINGS
 from recipec.compiler.wording import line, listing, plural
 from recipec.runtime.model.adapters import matches
 from recipec.runtime.model.partition_rules import DATA

@@ -113,8 +113,8 @@ def _unending(path: Path) -> tuple[Loaded, Lowered]:
     from recipec.compiler.lower import Lowered
     from recipec.spec.diagnostics import Diagnostic
     from recipec.spec.load import Loaded, display
+    from recipec.spec.origins import Sources
     from recipec.spec.secrets import Concealer
-    from recipec.spec.sources import Sources
 
     found = Diagnostic(
         E0042,

@@ -226,7 +226,7 @@ def _planned_before(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]
     if not store.folder().is_dir():
         return []
     from recipec.compiler.plan.fit import warning
-    from recipec.compiler.plan.memory import remembered
+    from recipec.compiler.plan.step_memory import remembered
     from recipec.spec.load import locate
 
     out: list[Diagnostic] = []
@@ -318,7 +318,7 @@ N0044 = Code(
 
 def _same_places(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
     """Report places outside of the artifacts that two recipes write, or that a recipe has from its base."""
-    from recipec.compiler.lowering.sources import outside
+    from recipec.compiler.lowering.references import outside
     from recipec.spec.diagnostics import Diagnostic
     from recipec.spec.load import display, locate
 

@@ -36,7 +36,7 @@ def lsp(
             install("lsp"),
         )
     from recipec.compiler.lsp.frames import Frames
-    from recipec.compiler.lsp.server import make_server
+    from recipec.compiler.lsp.language_server import make_server
 
     if sys.stdin.isatty():
         say("note: waiting for an editor on stdin; editors start this command themselves")

@@ -13,9 +13,9 @@ from recipec.compiler.cli.base import MISUSED, note, say, show, tell
 from recipec.compiler.wording import as_typed, listing
 
 if TYPE_CHECKING:
+    from recipec.compiler.new.data_source import NewData
     from recipec.compiler.new.draft import Probe
-    from recipec.compiler.new.recipe import Made
-    from recipec.compiler.new.source import NewData
+    from recipec.compiler.new.new_recipe import Made
 
 FOLDER = Path("recipes")
 """Where recipes lie, unless their data lies elsewhere."""
@@ -88,15 +88,15 @@ def new(
     On a terminal it asks for missing values. It replaces no existing file.
     """
     from recipec.compiler.catalog import is_directory
-    from recipec.compiler.new import ask, hooks, recipe
-    from recipec.compiler.new.files import linked
+    from recipec.compiler.new import ask, hooks, new_recipe
+    from recipec.compiler.new.data_source import as_turns, combined, placed
+    from recipec.compiler.new.fetched_models import NewModels, completed
     from recipec.compiler.new.machines import generation_of, named, of_generation
-    from recipec.compiler.new.models import NewModels, completed
-    from recipec.compiler.new.source import as_turns, combined, placed
+    from recipec.compiler.new.written_files import linked
 
     asking = ask.possible()
     _demand(asking, model, accelerator)
-    if refused := recipe.refusal_of_name(name):
+    if refused := new_recipe.refusal_of_name(name):
         raise typer.BadParameter(refused, param_hint="NAME")
     source = None
     if data:
@@ -111,9 +111,9 @@ def new(
         models = NewModels(Path(scratch), _folders(output))
 
         def look(text: str) -> Probe:
-            spelled = recipe.spelled(text, Path())
+            spelled = new_recipe.spelled(text, Path())
             folder = Path() if is_directory(spelled) else models.folder(spelled)
-            return recipe.look(name, spelled, method, folder / f"{name}.yaml")
+            return new_recipe.look(name, spelled, method, folder / f"{name}.yaml")
 
         if model is None:
             model = ask.model(look)
@@ -128,10 +128,10 @@ def new(
             machine = named(accelerator)
         source = source or ask.data(lambda text: _source(text, format))
         target = _target(name, output, source)
-        spelled = recipe.spelled(model, target.parent)
+        spelled = new_recipe.spelled(model, target.parent)
         if brought := models.settle(spelled, target.parent):
             tell(brought)
-    usual = recipe.usual_format(spelled, method, target)
+    usual = new_recipe.usual_format(spelled, method, target)
     turned = source.parts if usual == "text" else tuple(as_turns(part) for part in source.parts)
     first, *others = (_with_format(part, usual, asking) for part in turned)
     source = replace(source, format=first.format, fields=first.fields, others=tuple(others))
@@ -143,9 +143,9 @@ def new(
         if columns := part.columns_read():
             tell(f"{part.path}: {columns}")
     source, links = placed(source, target.parent)
-    asked = recipe.NewRecipeOptions(name, spelled, machine, method, source, server, target)
+    asked = new_recipe.NewRecipeOptions(name, spelled, machine, method, source, server, target)
     with linked(links):
-        _write(recipe.make(asked), target, github, pre_commit)
+        _write(new_recipe.make(asked), target, github, pre_commit)
     for path, place in links.items():
         tell(f"{path}: a link to {place}; on another machine, put the data there")
     if links:
@@ -171,7 +171,7 @@ def _source(data: str | None, format: DataFormat | None) -> NewData:
         ArtifactError: there is no such file, or it cannot be used.
     """
     from recipec.compiler.errors import ArtifactError
-    from recipec.compiler.new.source import PLACEHOLDER, NewData, look
+    from recipec.compiler.new.data_source import PLACEHOLDER, NewData, look
 
     if data is None or (data == PLACEHOLDER and not Path(data).exists()):
         return NewData(PLACEHOLDER, format)
@@ -190,7 +190,7 @@ def _target(name: str, output: Path | None, source: NewData) -> Path:
     Raises:
         ArtifactError: the path exists, or cannot be written.
     """
-    from recipec.compiler.new.files import refuse_existing
+    from recipec.compiler.new.written_files import refuse_existing
 
     target = _folder(output, source) / f"{name}.yaml"
     refuse_existing(target, "choose another name, or another folder with -o")
@@ -199,7 +199,7 @@ def _target(name: str, output: Path | None, source: NewData) -> Path:
 
 def _folder(output: Path | None, source: NewData) -> Path:
     """Return the folder that contains most of the data's files; the first of equal ones."""
-    from recipec.compiler.new.source import is_within
+    from recipec.compiler.new.data_source import is_within
 
     local = [Path(part.path) for part in source.parts if "://" not in part.path]
     local = [path for path in local if path.exists()]
@@ -214,7 +214,7 @@ def _folders(output: Path | None) -> list[Path]:
 def _with_format(source: NewData, usual: str, asking: bool) -> NewData:
     """Add the format to a source: the usual format for a missing file, otherwise the user's answer."""
     from recipec.compiler.new import ask
-    from recipec.compiler.new.source import PLACEHOLDER
+    from recipec.compiler.new.data_source import PLACEHOLDER
 
     if source.format is not None and not source.columns:
         return source
@@ -239,7 +239,7 @@ def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:
     """Write the recipe and its other files, and print what was written and the next commands."""
     from recipec.compiler.artifacts.artifact import SCHEMA
     from recipec.compiler.checks.train import N0527
-    from recipec.compiler.new import files, hooks
+    from recipec.compiler.new import hooks, written_files
     from recipec.compiler.new.machines import TITLES
     from recipec.spec.schema import text as schema
 
@@ -262,7 +262,7 @@ def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:
         extended = hooks.pre_commit(target, top, present)
         if extended is not None:
             (new if present is None else replaced)[config] = extended
-    files.write(new, replaced)
+    written_files.write(new, replaced)
     show([item for item in made.diagnostics if item.severity != "note"])
     d = made.draft
     tell(f"{target}: {TITLES[d.method]} on {d.accelerator.name}, rows of {d.length:,} tokens")

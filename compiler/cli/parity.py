@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from recipec.compiler.lowering.program import Program
-    from recipec.compiler.parity.run import Backends
+    from recipec.compiler.parity.backend_runs import Backends
 
 
 def parity(
@@ -77,7 +77,7 @@ def parity(
         raise typer.BadParameter("give one recipe; to compare traces, add --compare", param_hint="RECIPE")
     if paths[0].suffix == ".npz":
         raise typer.BadParameter(f"{paths[0]} looks like a trace: add --compare", param_hint="RECIPE")
-    from recipec.compiler.parity.run import parity as compared
+    from recipec.compiler.parity.backend_runs import parity as compared
 
     format: Format = "json" if as_json else "text"
     program, chosen = _chosen(paths[0], sets, backends or tuple(Backend), format)
@@ -92,7 +92,7 @@ def _chosen(
     path: Path, sets: Sequence[str] | None, backends: Sequence[Backend], format: Format
 ) -> tuple[Program, Backends]:
     """Return a recipe's program and the backends that can train it, or end the command if none can."""
-    from recipec.compiler.parity.run import choose
+    from recipec.compiler.parity.backend_runs import choose
 
     loaded, lowered, program = read_program(path, sets, format)
     chosen, refusals = choose(loaded, program, backends)

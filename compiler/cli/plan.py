@@ -36,8 +36,8 @@ from recipec.spec.codes import Code
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.compiler.pages.document import Document
+    from recipec.compiler.plan.plan_session import Planned
     from recipec.compiler.plan.pool import Progress
-    from recipec.compiler.plan.session import Planned
     from recipec.spec.load import Loaded
 
 Step = Annotated[
@@ -75,17 +75,19 @@ def plan(
 
     No TPU is needed. Exits with 1 if the step does not fit, or exceeds the recipe's budget.
     """
-    from recipec.compiler.plan import session
+    from recipec.compiler.plan import plan_session
     from recipec.compiler.plan.search import SearchInterrupted
 
     format: Format = "json" if as_json else "text"
     loaded, lowered, program = read_program(recipe, sets, format, planning=True)
     _refuse_backend(loaded, program, backend, format)
     _refuse_early(program, serve, html)
-    asked = session.PlanOptions(tuple(sets or ()), exact, search, most, free_batch, model, data_dir, backend)
+    asked = plan_session.PlanOptions(
+        tuple(sets or ()), exact, search, most, free_batch, model, data_dir, backend
+    )
     try:
         with _refused_flags(loaded, format), progress_line(f"planning {program.name}") as progress:
-            planned = session.run(loaded, lowered, asked, progress)
+            planned = plan_session.run(loaded, lowered, asked, progress)
     except SearchInterrupted as interrupted:
         from recipec.compiler.plan.plan_text import WIDTH, search_document
 
@@ -95,7 +97,7 @@ def plan(
     served: list[tuple[str, Document]] = []
     data = None
     if serve:
-        from recipec.compiler.plan.server_step.search import plan_serve
+        from recipec.compiler.plan.server_step.server_search import plan_serve
 
         title, shown, data = plan_serve(program, exact, search, note)
         served = [(title, shown)]
@@ -263,7 +265,7 @@ def cost(
     """
     from recipec.compiler.explain.cost import COST, document
     from recipec.compiler.explain.cost import cost as costs
-    from recipec.compiler.plan import session
+    from recipec.compiler.plan import plan_session
     from recipec.compiler.plan.run_hours import training_hours
 
     if train_hours is not None and run is not None:
@@ -276,8 +278,10 @@ def cost(
     if train_hours is None and run is None:
         _refuse_backend(loaded, program, backend, format)
         with _refused_flags(loaded, format), progress_line(f"planning {program.name}") as progress:
-            asked = session.PlanOptions(tuple(sets or ()), model=model, data_dir=data_dir, backend=backend)
-            planned = session.plan_run(program, asked, progress)
+            asked = plan_session.PlanOptions(
+                tuple(sets or ()), model=model, data_dir=data_dir, backend=backend
+            )
+            planned = plan_session.plan_run(program, asked, progress)
     made = costs(program, training_hours(train_hours, run, planned, program.recipe.train.steps), hours)
     if as_json:
         print(COST.dump_json(made, indent=2).decode())

@@ -12,7 +12,7 @@ import typer
 from recipec.compiler.cli.base import result, say
 
 if TYPE_CHECKING:
-    from recipec.compiler.report.folder import Folder
+    from recipec.compiler.report.run_folder import Folder
 
 HEAD = 4096
 """Bytes of a file in which it is told whether it is a report."""
@@ -64,8 +64,8 @@ def report(
     The page needs no network. Folders may be addresses, such as gs://bucket/run.
     """
     from recipec.compiler.pages.html import require_plotly
-    from recipec.compiler.report.folder import METRICS, existing_folder
     from recipec.compiler.report.run import FACTS
+    from recipec.compiler.report.run_folder import METRICS, existing_folder
     from recipec.runtime.checkpoints.record import LOCK
 
     require_plotly("recipe report", "report")

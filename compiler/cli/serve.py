@@ -116,7 +116,7 @@ def bench(
 
     An interrupted benchmark continues where it stopped.
     """
-    from recipec.compiler.deployment.bench import bench as measured
+    from recipec.compiler.deployment.bench_server import bench as measured
 
     raise typer.Exit(measured(artifact, url, results, tokenizer, machine, usd_per_hour, timeout))
 
@@ -179,8 +179,8 @@ def verify(
     transformers runs the merged checkpoint. It needs torch and transformers, and memory for the weights in
     float32. Exits with 1 if the endpoint does not serve that checkpoint.
     """
-    from recipec.compiler.deployment.verify import VerifyOptions, document
-    from recipec.compiler.deployment.verify import verify as verified
+    from recipec.compiler.deployment.verify_server import VerifyOptions, document
+    from recipec.compiler.deployment.verify_server import verify as verified
 
     if artifact is None and model is None:
         raise typer.BadParameter("give --artifact DIR or --model DIR")

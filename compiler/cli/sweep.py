@@ -58,7 +58,7 @@ class Point:
 
     def ended(self) -> bool:
         """Return whether the run has finished all of its steps."""
-        from recipec.compiler.report.folder import open_folder
+        from recipec.compiler.report.run_folder import open_folder
         from recipec.runtime.metrics.run_state import FILE
 
         return open_folder(self.checkpoints).object(FILE).get("state") == "done"
@@ -200,8 +200,8 @@ def _build(points: Sequence[Point], output: Path) -> None:
 
 def _compare(points: Sequence[Point], output: Path) -> None:
     """Print a table of the runs, with the best first, and write it."""
-    from recipec.compiler.report.folder import METRICS, open_folder
     from recipec.compiler.report.run import read_runs
+    from recipec.compiler.report.run_folder import METRICS, open_folder
 
     there = [point for point in points if open_folder(point.checkpoints).status(METRICS) is not None]
     found = read_runs([point.checkpoints for point in there])

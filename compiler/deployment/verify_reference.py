@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.catalog.tensors import tensors
+from recipec.compiler.catalog.tensor_list import tensors
 from recipec.compiler.lowering.sizes import BYTES
-from recipec.compiler.trained.folder import template_variables
+from recipec.compiler.trained.model_folder import template_variables
 from recipec.runtime.errors import UserError, first_line
-from recipec.runtime.memory import available_memory
+from recipec.runtime.process_memory import available_memory
 
 _WHOLE = "give the complete folder that merge.py wrote"
 

@@ -6,18 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from recipec.compiler.artifacts.runtime import requirement
-from recipec.compiler.catalog.families import decoder_layer
-from recipec.compiler.emitters import settings
-from recipec.compiler.emitters.settings import (
-    about,
-    chat_template,
-    constructor,
-    imports,
-    kind,
-)
+from recipec.compiler.catalog.family_facts import decoder_layer
+from recipec.compiler.emitters import settings_text
+from recipec.compiler.emitters.settings_text import about, chat_template, constructor, imports, kind
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.optimization import hyperparameters, may_end_in_warmup
-from recipec.compiler.lowering.settings import run_settings
+from recipec.compiler.lowering.runtime_settings import run_settings
 from recipec.compiler.lowering.sizes import needs_master_weights
 from recipec.compiler.python_text import Call, Name, Value, assignment, docstring, statement
 from recipec.compiler.render import render
@@ -72,7 +66,7 @@ def _script(program: Program) -> str:
 def _constants(program: Program) -> dict[str, Value]:
     """Return the constants of train.py, without those that describe the devices."""
     recipe, run = program.recipe, run_settings(program)
-    out = settings.constants(run, program)
+    out = settings_text.constants(run, program)
     for name in ("MESH", "SHARDING_RULES", "CHECKPOINT"):
         out.pop(name, None)
     out["MICRO_BATCH_ROWS"] = program.micro_batch_rows
@@ -135,7 +129,7 @@ def _schedule(program: Program) -> list[str]:
 
 
 def _run_arguments(program: Program) -> list[str]:
-    """Return the arguments of runtime.backends.trl.run.run, in its order."""
+    """Return the arguments of runtime.backends.trl.trl_run.run, in its order."""
     names = ["ARTIFACT", "arguments", "model=MODEL"]
     names += ["lora=LORA"] if program.lora is not None else []
     names += ["data=DATA", "train=TRAIN", "checkpoint=CHECKPOINT"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recipec.compiler.lowering.sources import is_inline
+from recipec.compiler.lowering.references import is_inline
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from recipec.compiler.artifacts.artifact import NOTEBOOK
 from recipec.compiler.emitters.launch import run_tokens
 from recipec.compiler.emitters.places import is_hub_id
-from recipec.compiler.emitters.settings import kind
-from recipec.compiler.lowering.sources import inputs, outputs
+from recipec.compiler.emitters.settings_text import kind
+from recipec.compiler.lowering.references import inputs, outputs
 from recipec.compiler.render import render
 from recipec.compiler.wording import listing
 from recipec.spec.codes import Code

@@ -6,10 +6,10 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.catalog.fewer_layers import with_layers
-from recipec.compiler.emitters.settings import about, devices
-from recipec.compiler.miniature.checkpoint import shrink
-from recipec.compiler.miniature.recipe import shrink_lora
+from recipec.compiler.emitters.settings_text import about, devices
+from recipec.compiler.miniature.fewer_layers import with_layers
+from recipec.compiler.miniature.small_checkpoint import shrink
+from recipec.compiler.miniature.small_recipe import shrink_lora
 from recipec.compiler.plan.depth import probed
 from recipec.compiler.python_text import docstring
 from recipec.compiler.render import render

@@ -13,9 +13,9 @@ from recipec.compiler.emitters.lock import compiler_name
 from recipec.compiler.emitters.places import in_words, is_hub_id, places
 from recipec.compiler.emitters.probe import has_probe
 from recipec.compiler.emitters.server import serving_name
-from recipec.compiler.emitters.settings import kind
+from recipec.compiler.emitters.settings_text import kind
 from recipec.compiler.lowering import pins
-from recipec.compiler.lowering.sources import asks_chats, inputs
+from recipec.compiler.lowering.references import asks_chats, inputs
 from recipec.compiler.pages import markdown
 from recipec.compiler.render import code_span, render, shell_word
 from recipec.compiler.vllm.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler import catalog
 from recipec.compiler.lowering import pins
-from recipec.compiler.lowering.sources import asks_chats
+from recipec.compiler.lowering.references import asks_chats
 from recipec.compiler.render import render, shell_word, yaml_string
 from recipec.compiler.vllm.bench_flags import bench_flags
 from recipec.compiler.vllm.container import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recipec.compiler.emitters.settings import devices, kind
+from recipec.compiler.emitters.settings_text import devices, kind
 from recipec.compiler.emitters.train import requirements_text, script
 from recipec.compiler.lowering import pins
 from recipec.compiler.python_text import docstring

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.artifacts.runtime import requirement
-from recipec.compiler.emitters.settings import (
+from recipec.compiler.emitters.settings_text import (
     about,
     base_settings,
     chat_template,
@@ -15,7 +15,7 @@ from recipec.compiler.emitters.settings import (
     kind,
 )
 from recipec.compiler.lowering import optimization
-from recipec.compiler.lowering.settings import model_settings, run_settings
+from recipec.compiler.lowering.runtime_settings import model_settings, run_settings
 from recipec.compiler.python_text import Value, assignment, docstring, statement
 from recipec.compiler.render import render
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog import E0801, E0803, families
+from recipec.compiler.catalog import E0801, E0803, family_facts
 from recipec.compiler.vllm.features import implementation
 from recipec.compiler.wording import listing, quantity, table
 from recipec.runtime.model.families import FAMILIES, Architecture, Family
@@ -87,7 +87,7 @@ def text(found: Sequence[KnownModel]) -> str:
 
 def unknown(word: str) -> Diagnostic:
     """Explain why there is no model that matches a word."""
-    known = f"known are checkpoints of {listing(families.titles())}"
+    known = f"known are checkpoints of {listing(family_facts.titles())}"
     if others := catalog.others(word):
         return Diagnostic(E0803, f"this version cannot train models of {listing(others, 'or')}", "", known)
     return Diagnostic(
@@ -122,7 +122,7 @@ def _total(family: Family, architecture: Architecture) -> int:
 
 def _family(id: str) -> str:
     family = catalog.entries()[id].get("family")
-    return families.FAMILIES[family].title if family else ""
+    return family_facts.FAMILIES[family].title if family else ""
 
 
 def _bare(name: str) -> str:

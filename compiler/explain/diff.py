@@ -17,7 +17,7 @@ from recipec.runtime.model.partition_rules import TOKENS
 from recipec.runtime.settings import OF_A_SOURCE
 from recipec.runtime.training.objectives import settings_of
 from recipec.spec.core_schema import flow
-from recipec.spec.paths import join
+from recipec.spec.key_paths import join
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program

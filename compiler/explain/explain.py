@@ -18,9 +18,9 @@ from recipec.compiler.catalog.added import LOCK
 from recipec.compiler.explain.loss import additions, objective, rounding
 from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.run_length import held_out, run_length, warmup_steps
-from recipec.compiler.lowering.settings import SETTINGS
+from recipec.compiler.lowering.runtime_settings import SETTINGS
 from recipec.compiler.lowering.sizes import BYTES, needs_master_weights
-from recipec.compiler.vllm.memory import weight_size
+from recipec.compiler.vllm.device_memory import weight_size
 from recipec.compiler.wording import (
     KINDS,
     grouped,
@@ -39,8 +39,8 @@ from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.key_paths import Part, join, split
 from recipec.spec.language import Section
-from recipec.spec.paths import Part, join, split
 from recipec.spec.structure import choices_of, field_at
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.catalog import folder_of, is_directory
 from recipec.compiler.lowering.at_hand import PACKAGES, TOKENIZER_FILES, TOKENIZERS
-from recipec.compiler.lowering.settings import choosing, data_settings, model_settings
+from recipec.compiler.lowering.runtime_settings import choosing, data_settings, model_settings
 from recipec.compiler.packages import require_packages
 from recipec.runtime.data.advice import check_split
 from recipec.runtime.data.formats import PreferencePair
-from recipec.runtime.data.report import evaluation_warning
+from recipec.runtime.data.row_counts import evaluation_warning
 from recipec.runtime.data.tokenizer import chat_templates, load_tokenizer
 from recipec.runtime.errors import UserError, first_line
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from recipec.runtime.data.encoding import Encoder, Shown
     from recipec.runtime.data.epochs import Epochs
     from recipec.runtime.data.formats import ParsedSample
-    from recipec.runtime.data.report import SplitReport
+    from recipec.runtime.data.row_counts import SplitReport
     from recipec.runtime.data.samples import Samples
     from recipec.runtime.data.sources import Reader, Split
     from recipec.runtime.settings import DataSettings, ModelSettings

@@ -25,7 +25,7 @@ from recipec.compiler.artifacts.whole import changing, digest
 from recipec.compiler.catalog import E0802, added
 from recipec.compiler.catalog.added import MAX_FILE, TENSORS
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.hub.refusals import HubNotReached, refused
+from recipec.compiler.hub.hub_errors import HubNotReached, refused
 from recipec.compiler.json_value import json_value
 from recipec.compiler.packages import install, missing_packages
 from recipec.compiler.terminal import log

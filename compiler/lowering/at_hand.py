@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.catalog import folder_of, is_directory
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering.settings import data_settings, model_settings
-from recipec.compiler.lowering.sources import is_inline
+from recipec.compiler.lowering.references import is_inline
+from recipec.compiler.lowering.runtime_settings import data_settings, model_settings
 from recipec.compiler.packages import version_of
 from recipec.runtime import data as code
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog import E0803, families
+from recipec.compiler.catalog import E0803, family_facts
 from recipec.compiler.catalog.added import command
 from recipec.compiler.catalog.positions import positions
 from recipec.compiler.lowering import hardware
@@ -225,7 +225,7 @@ def _model(recipe: Recipe, source: Path, found: list[Diagnostic]) -> catalog.Mod
     except catalog.UnknownModel as error:
         found.append(Diagnostic(error.code, str(error), "model.id", error.help))
     except UnsupportedCheckpoint as error:
-        known = f"known are checkpoints of {listing(families.titles())}"
+        known = f"known are checkpoints of {listing(family_facts.titles())}"
         found.append(
             Diagnostic(
                 E0803,

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.lowering.sources import ENDINGS, is_dataset
+from recipec.compiler.lowering.references import ENDINGS, is_dataset
 from recipec.compiler.wording import listing
 
 LOOKED_AT = 200

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.lowering.sources import addresses
+from recipec.compiler.lowering.references import addresses
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program

@@ -32,10 +32,10 @@ from recipec.compiler.lowering.at_hand import (
     look,
 )
 from recipec.compiler.lowering.first_rows import all_rows
-from recipec.compiler.lowering.sources import escapes
+from recipec.compiler.lowering.references import escapes
 from recipec.compiler.packages import install, missing_packages
 from recipec.compiler.wording import plural
-from recipec.runtime.data.files import kind_of
+from recipec.runtime.data.file_rows import kind_of
 from recipec.runtime.data.tokenizer import load_tokenizer
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.families import UnsupportedCheckpoint

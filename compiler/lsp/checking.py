@@ -13,11 +13,11 @@ from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lsp.process import Checked, EditorDocument, Fix, Position
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic, Span, accepted
-from recipec.spec.document import LINE_BREAK, read
+from recipec.spec.key_paths import Part, join, split
 from recipec.spec.load import E0003, MAX_BYTES, Loaded, display, extended, load
-from recipec.spec.paths import Part, join, split
 from recipec.spec.tree import Node, Provenance, Scalar, plain, walk
 from recipec.spec.validate import E0102
+from recipec.spec.yaml_document import LINE_BREAK, read
 
 _MEANT = re.compile(r"did you mean `([^`]+)`\?")
 _PASTED = re.compile(r"(?:without quotes: |put quotes around it: )?`([^`\n]+)`")

@@ -14,7 +14,9 @@ import typer
 from recipec.compiler import catalog
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.hardware import Accelerator
+from recipec.compiler.new.data_source import PLACEHOLDER
 from recipec.compiler.new.draft import Probe
+from recipec.compiler.new.fetched_models import completed
 from recipec.compiler.new.machines import (
     Fit,
     cheapest,
@@ -25,8 +27,6 @@ from recipec.compiler.new.machines import (
     named,
     of_generation,
 )
-from recipec.compiler.new.models import completed
-from recipec.compiler.new.source import PLACEHOLDER
 from recipec.compiler.terminal import console
 
 NO_SERVER = "none"

@@ -9,11 +9,11 @@ from typing import Any
 
 from recipec.compiler.catalog import is_directory, title
 from recipec.compiler.lowering.first_rows import LOOKED_AT
-from recipec.compiler.lowering.formats import ALONE
+from recipec.compiler.lowering.format_keys import ALONE
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.sizes import BYTES
+from recipec.compiler.new.data_source import PLACEHOLDER, NewData
 from recipec.compiler.new.draft import EVERY, JUDGED, RANK, Draft, Pace, dtype
-from recipec.compiler.new.source import PLACEHOLDER, NewData
 from recipec.compiler.wording import listing, plural, quantity, which_layers
 from recipec.runtime.model.families import Architecture
 from recipec.spec.commented_recipe import Line, recipe_text

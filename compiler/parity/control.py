@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from recipec.compiler.lowering.program import Program
-from recipec.runtime.backends.saving import save_adapter
+from recipec.runtime.backends.run_output import save_adapter
 from recipec.runtime.model.initial import initial_adapters
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint

@@ -19,12 +19,12 @@ from flax import nnx
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from recipec.compiler.catalog.fewer_layers import with_layers
 from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.hardware import Accelerator, generations
 from recipec.compiler.lowering.optimization import hyperparameters, matrices, optimizer, schedule
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import warmup_steps
+from recipec.compiler.miniature.fewer_layers import with_layers
 from recipec.compiler.plan.depth import renumbered, shortened
 from recipec.compiler.plan.results import Compiled
 from recipec.compiler.python_text import source
@@ -119,7 +119,7 @@ def _torchax(
 ) -> tuple[Any, tuple[Any, Any], Any]:
     """Return the same of train_torchax.py."""
     from recipec.runtime.backends.torchax.hf_model import abstract_model, with_reference
-    from recipec.runtime.backends.torchax.step import Step
+    from recipec.runtime.backends.torchax.torchax_step import Step
 
     train, architecture = settings.train, None
     if isinstance(program.architecture, TransformersArchitecture):

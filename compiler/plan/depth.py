@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recipec.compiler.catalog.fewer_layers import by_layer, with_layers
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.miniature.fewer_layers import by_layer, with_layers
 from recipec.compiler.wording import split_layer
 from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.model.families import Architecture, UnsupportedCheckpoint

@@ -15,7 +15,7 @@ from recipec.compiler.artifacts.runtime import runtime_digest
 from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.optimization import hyperparameters, optimizer, schedule
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.lowering.settings import run_settings
+from recipec.compiler.lowering.runtime_settings import run_settings
 from recipec.compiler.packages import version_of
 from recipec.compiler.plan.results import Job
 from recipec.compiler.python_text import source
@@ -110,6 +110,6 @@ def sources() -> str:
     files = [*(root / "plan" / f"{name}.py" for name in OF_A_COMPILE), *root.glob("plan/hlo/*.py")]
     files += [root / "data" / "kernels.json", root / "data" / "hardware.json"]
     files += [root / "python_text.py", root / "lowering" / "optimization.py"]
-    files += [root / "catalog" / "fewer_layers.py"]
+    files += [root / "miniature" / "fewer_layers.py"]
     own = [f"{path.relative_to(root)} {digest(path.read_bytes())}" for path in sorted(files)]
     return digest("\n".join([runtime_digest(), *own]).encode())

@@ -15,11 +15,11 @@ from recipec.compiler.lowering.run_length import Statistics
 from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.plan import calibration, identity, rates
 from recipec.compiler.plan.depth import Part, parts
-from recipec.compiler.plan.memory import memory, with_refusal
 from recipec.compiler.plan.pool import Progress, compile_jobs
 from recipec.compiler.plan.results import Compiled, Estimate, Failed, Job, Placement, Plan, Timeline
 from recipec.compiler.plan.run_hours import planned_length
 from recipec.compiler.plan.schedule import priced
+from recipec.compiler.plan.step_memory import memory, with_refusal
 from recipec.compiler.plan.timeline import timeline
 from recipec.compiler.roofline.training_step import model_flops, rows
 from recipec.compiler.wording import split_layer

@@ -28,7 +28,7 @@ from recipec.compiler.packages import install, require_packages
 from recipec.compiler.plan import identity
 from recipec.compiler.plan.results import COMPILED, JOB, RESULT, Compiled, Failed, Job
 from recipec.compiler.wording import listing
-from recipec.runtime.memory import available_memory
+from recipec.runtime.process_memory import available_memory
 
 WORKER = ("-P", "-m", "recipec.compiler.plan.worker")
 """-P keeps the working directory out of sys.path, because it may hold another `compiler` package."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from recipec.compiler.lowering.hardware import Accelerator, generations
 from recipec.compiler.plan.hlo.parse import Array
-from recipec.compiler.plan.hlo.schedule import Rates
+from recipec.compiler.plan.hlo.read_schedule import Rates
 from recipec.compiler.plan.results import Interval
 from recipec.compiler.plan.timeline import Reached
 

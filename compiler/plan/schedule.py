@@ -1,6 +1,6 @@
 """A compiled step as a schedule of plain values, and the prices of its operations from libtpu's own cycles.
 
-`hlo/schedule.py` reads both from the step's HLO text, and `timeline.py` runs the schedule. Every figure is in
+`hlo/read_schedule.py` reads both from the step's HLO text, and `timeline.py` runs the schedule. Every figure is in
 seconds at the full published rates of the device.
 
 libtpu first schedules a step. It then chooses the tiling of each operation while it generates code, which

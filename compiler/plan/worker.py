@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.libtpu import flags
-from recipec.compiler.lowering.settings import run_settings
+from recipec.compiler.lowering.runtime_settings import run_settings
 from recipec.compiler.plan import rates
 from recipec.compiler.plan.hlo import assigned
 from recipec.compiler.plan.hlo.assigned import dump_options, parse_refusal, parse_vmem, untupled
 from recipec.compiler.plan.hlo.costs import collectives, costs
 from recipec.compiler.plan.hlo.liveness import largest
 from recipec.compiler.plan.hlo.parse import parse
-from recipec.compiler.plan.hlo.schedule import schedule
+from recipec.compiler.plan.hlo.read_schedule import schedule
 from recipec.compiler.plan.kernels import KernelSeconds, kernels
 from recipec.compiler.plan.results import JOB, RESULT, Compiled, Failed, Job
 from recipec.compiler.plan.torus import Torus

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.catalog.fewer_layers import period
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.miniature.checkpoint import Sizes, resized, write_tokenizer
+from recipec.compiler.miniature.fewer_layers import period
+from recipec.compiler.miniature.small_checkpoint import Sizes, resized, write_tokenizer
 from recipec.compiler.rehearse.pipeline import StepFailed
 from recipec.runtime.backends.torchax.configs import floats
 from recipec.runtime.errors import first_line

@@ -12,10 +12,10 @@ from pathlib import Path
 from recipec import ROOT
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, last_lines
-from recipec.compiler.report.folder import METRICS
 from recipec.compiler.report.metrics import Metrics
+from recipec.compiler.report.run_folder import METRICS
 from recipec.compiler.wording import plural
-from recipec.runtime.cache import FOLDER as COMPILED
+from recipec.runtime.compilation_cache import FOLDER as COMPILED
 
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 """XLA's flags for programs that run only briefly on a CPU: without LLVM's passes and MLIR's kernels. The

@@ -19,7 +19,7 @@ from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
+from recipec.compiler.miniature.small_checkpoint import complete, write_checkpoint
 from recipec.compiler.packages import require_packages
 from recipec.compiler.rehearse.artifact_run import ArtifactRun, claim
 from recipec.compiler.rehearse.pipeline import (

@@ -24,9 +24,9 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.backend import Backend, others
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.lowering.sources import is_inline
-from recipec.compiler.miniature.checkpoint import shrink, write_checkpoint
-from recipec.compiler.miniature.recipe import (
+from recipec.compiler.lowering.references import is_inline
+from recipec.compiler.miniature.small_checkpoint import shrink, write_checkpoint
+from recipec.compiler.miniature.small_recipe import (
     MiniatureChange,
     conversations,
     derive,

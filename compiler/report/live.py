@@ -7,8 +7,8 @@ import re
 import socket
 from typing import Any
 
-from recipec.compiler.report.folder import METRICS, Folder, Status
 from recipec.compiler.report.metrics import Metrics
+from recipec.compiler.report.run_folder import METRICS, Folder, Status
 from recipec.runtime.addresses import read_by_orbax
 from recipec.runtime.checkpoints.manifest import COMMITTED
 from recipec.runtime.checkpoints.record import LOCK

@@ -20,11 +20,11 @@ from recipec.compiler.pages.numbers import (
     significant,
 )
 from recipec.compiler.report.curves import curves, plots_of
-from recipec.compiler.report.data import data_section
+from recipec.compiler.report.data_rows import data_section
 from recipec.compiler.report.live import FAILED, STOPPED
 from recipec.compiler.report.metrics import spread
-from recipec.compiler.report.recipe import differences, recipe_section
 from recipec.compiler.report.run import ReportedRun
+from recipec.compiler.report.run_values import differences, recipe_section
 from recipec.compiler.wording import mesh_axes, plural
 
 GENERATOR = "recipec report"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.json_value import json_value
-from recipec.compiler.report.folder import METRICS, Folder, existing_folder
 from recipec.compiler.report.live import DONE, FAILED, STOPPED, LiveRun, positive
-from recipec.compiler.report.recipe import matching, resolved
+from recipec.compiler.report.run_folder import METRICS, Folder, existing_folder
+from recipec.compiler.report.run_values import matching, resolved
 from recipec.compiler.terminal import each
 from recipec.compiler.wording import plural
 from recipec.runtime.checkpoints.record import LOCK, renamed

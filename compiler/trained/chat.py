@@ -13,10 +13,10 @@ from typing import Any
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.packages import require_packages
 from recipec.compiler.terminal import doing, note
-from recipec.compiler.trained.folder import Trained, open_trained, template_variables
+from recipec.compiler.trained.model_folder import Trained, open_trained, template_variables
 from recipec.runtime.data.stops import GENERATION
 from recipec.runtime.errors import first_line
-from recipec.runtime.memory import available_memory
+from recipec.runtime.process_memory import available_memory
 
 Message = dict[str, str]
 RESET, EXIT = "/reset", "/exit"

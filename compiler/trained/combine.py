@@ -18,7 +18,7 @@ from typing import Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.packages import PACKAGES, require_packages
-from recipec.compiler.trained.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json
+from recipec.compiler.trained.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json
 from recipec.runtime.data.stops import GENERATION, end_tokens, parsed, with_stops
 from recipec.runtime.peft.adapter import open_adapter
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from recipec.compiler import __version__
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.hub.refusals import HubNotReached, refusal
+from recipec.compiler.hub.hub_errors import HubNotReached, refusal
 from recipec.compiler.packages import install, missing_packages
 from recipec.compiler.terminal import manner
-from recipec.compiler.trained.folder import Trained, open_trained
+from recipec.compiler.trained.model_folder import Trained, open_trained
 from recipec.compiler.wording import plural
 from recipec.runtime.merging.journal import RECORD
 from recipec.runtime.progress import readable_size

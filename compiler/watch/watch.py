@@ -18,7 +18,6 @@ from rich.segment import Segment, Segments
 from rich.text import Text
 
 from recipec.compiler.packages import install
-from recipec.compiler.report.folder import METRICS, existing_folder, open_folder
 from recipec.compiler.report.live import (
     DONE,
     FAILED,
@@ -31,6 +30,7 @@ from recipec.compiler.report.live import (
     positive,
 )
 from recipec.compiler.report.metrics import NOT_FINITE, thin
+from recipec.compiler.report.run_folder import METRICS, existing_folder, open_folder
 from recipec.runtime.progress import duration
 
 RECENT, ENOUGH, SPREADS, RATIO = 50, 10, 6.0, 1.5

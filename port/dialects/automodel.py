@@ -15,15 +15,15 @@ from recipec.port.meaning import (
     conversion,
     datasets,
     experts,
-    models,
+    model_names,
     rounding,
     rows,
     sharding,
     templates,
-    trainer,
     training,
+    training_arguments,
 )
-from recipec.port.meaning.models import Named
+from recipec.port.meaning.model_names import Named
 from recipec.port.meaning.rows import Rows
 from recipec.port.refusals import E1143, E1144, E1145, E1149, E1150, E1163, E1180
 
@@ -200,11 +200,11 @@ def _model(keys: Keys, quantized: bool) -> Rule[Named | None]:
     elif method == "from_config" and (anew := _anew(keys)):
         yield keys.refuse("_target_", *pretraining(anew))
     yield keys.same("_target_", note="a language model of the Hugging Face Hub")
-    yield from models.say_flash(keys)
+    yield from model_names.say_flash(keys)
     if method == "from_config":
         named = yield from _configured(keys)
     else:
-        named = yield from models.say_model(keys, "pretrained_model_name_or_path", "revision")
+        named = yield from model_names.say_model(keys, "pretrained_model_name_or_path", "revision")
         yield from _config(keys, "config", named, keys.text("pretrained_model_name_or_path"))
     yield from _config(keys, "text_config", named)
     if not keys.flag("force_hf") and not quantized:
@@ -247,7 +247,7 @@ def _configured(keys: Keys) -> Rule[Named | None]:
     key, name = base
     section, _, last = key.rpartition(".")
     place = keys.below(section) if section else keys
-    named = yield from models.say_model(place, last, "revision")
+    named = yield from model_names.say_model(place, last, "revision")
     yield keys.same("load_base_model", note="whether the published weights are loaded")
     yield from _config(keys, "config", named, name)
     return named
@@ -597,13 +597,13 @@ def _rest(keys: Keys, model: Keys, lora: bool) -> Says:
     name = "torch_dtype" if not model.given("dtype") else "dtype"
     dtype = str(model.value(name)).removeprefix("torch.")
     made = "float32" if dtype == "float32" else "bfloat16"
-    yield model.say(name, {"model.dtype": made}, trainer.HALF if dtype == "float16" else "")
+    yield model.say(name, {"model.dtype": made}, training_arguments.HALF if dtype == "float16" else "")
     yield keys.sets("model.dtype", made)
     yield from _copies(keys.below("optimizer"), lora, made)
     yield from model.follow(OF_MODEL)
     seed = keys.integer("seed") if keys.given("seed") else keys.source.get("rng.seed", 42)
     seed = seed if isinstance(seed, int) else 42
-    yield keys.same("seed", note=trainer.SEED)
+    yield keys.same("seed", note=training_arguments.SEED)
     yield keys.sets("train.seed", seed)
     spread = keys.below("distributed")
     remat = spread.flag("activation_checkpointing")

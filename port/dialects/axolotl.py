@@ -21,7 +21,7 @@ from recipec.port.meaning import (
     experts,
     freezing,
     losses,
-    models,
+    model_names,
     rounding,
     sharding,
     templates,
@@ -132,7 +132,7 @@ def _best(keys: Keys) -> Says:
 def _model(keys: Keys) -> Rule[Model | None]:
     name = keys.text("base_model")
     revision = "revision_of_model" if keys.text("revision_of_model") else "model_revision"
-    found = yield from models.say_model(keys, "base_model", revision)
+    found = yield from model_names.say_model(keys, "base_model", revision)
     if found is None:
         return None
     yield from keys.passive(("revision_of_model", "model_revision"), "")

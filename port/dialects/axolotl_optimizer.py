@@ -7,7 +7,7 @@ from typing import Any
 
 from recipec.port.engine import Says
 from recipec.port.keys import Keys
-from recipec.port.meaning import trainer, training
+from recipec.port.meaning import training, training_arguments
 from recipec.port.refusals import E1144, E1160
 
 
@@ -22,7 +22,7 @@ def say_optimizer(keys: Keys) -> Says:
     found = training.optimizer_of(name)
     yield from training.say_optimizer(keys, "optimizer", name, found, "adamw_torch")
     decay = keys.number("weight_decay")
-    note = trainer.DECAYED if decay and keys.ledger.value("lora", "") is None else ""
+    note = training_arguments.DECAYED if decay and keys.ledger.value("lora", "") is None else ""
     yield keys.say("weight_decay", {"train.optimizer.weight_decay": decay} if decay is not None else {}, note)
     norm = (keys.number("max_grad_norm") or None) if keys.given("max_grad_norm") else 1.0
     yield keys.default("max_grad_norm", 1.0, {"train.optimizer.max_grad_norm": norm}, "the Trainer's default")
@@ -34,7 +34,7 @@ def say_optimizer(keys: Keys) -> Says:
         given = {}
     if found.name == "rmsprop":
         yield from keys.passive(ADAM, "rmsprop does not read it")
-        yield from trainer.say_rmsprop(keys, given)
+        yield from training_arguments.say_rmsprop(keys, given)
         return
     own = training.BY_AXOLOTL.get(name)
     defaults = training.TORCH_DEFAULTS[own or "adamw"]

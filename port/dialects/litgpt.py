@@ -10,8 +10,8 @@ from recipec.port.common import say_common
 from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys, defaults_of, keys_of, pretraining, table, tools, words
 from recipec.port.ledger import Ledger
-from recipec.port.meaning import adapters, conversion, datasets, models, training
-from recipec.port.meaning.models import Named
+from recipec.port.meaning import adapters, conversion, datasets, model_names, training
+from recipec.port.meaning.model_names import Named
 from recipec.port.names import known, tokenizer_of
 from recipec.port.refusals import E1143, E1144, E1145, E1148, E1149, E1160, E1163
 
@@ -115,12 +115,12 @@ def _model(keys: Keys) -> Rule[Named | None]:
             return None
         yield keys.refuse("checkpoint_dir", E1144, "the file names no model", help)
         return None
-    named = models.resolve(_id(name), keys.source.path.parent)
+    named = model_names.resolve(_id(name), keys.source.path.parent)
     if named.model is None and (original := original_of(name.rstrip("/").rpartition("/")[2])):
-        named = models.resolve(original, keys.source.path.parent)
+        named = model_names.resolve(original, keys.source.path.parent)
     parts = name.removeprefix("checkpoints/").strip("/").split("/")
     if named.model is None and (len(parts) != 2 or is_directory(name)) and "/" in name.strip("/"):
-        named = models.resolve(name if is_directory(name) else f"./{name}", keys.source.path.parent)
+        named = model_names.resolve(name if is_directory(name) else f"./{name}", keys.source.path.parent)
         yield keys.same("checkpoint_dir", {"model.id": named.id}, "the weights in this folder")
         return named
     if named.note:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from recipec.compiler.catalog import Model
-from recipec.compiler.lowering.formats import ALONE
+from recipec.compiler.lowering.format_keys import ALONE
 from recipec.compiler.wording import listing
 from recipec.port.common import say_common, say_start, say_tokens
 from recipec.port.engine import Rule, Says
@@ -21,13 +21,13 @@ from recipec.port.meaning import (
     experts,
     freezing,
     losses,
-    models,
+    model_names,
     rows,
     sharding,
     templates,
-    trainer,
+    training_arguments,
 )
-from recipec.port.meaning.trainer import Run
+from recipec.port.meaning.training_arguments import Run
 from recipec.port.names import of_model
 from recipec.port.refusals import E1142, E1143, E1145, E1146, E1147, E1149, E1150, E1163, E1180
 from recipec.runtime.data.messages import ALIASES, CALLS, ROLES
@@ -72,8 +72,8 @@ def rules(ledger: Ledger) -> Says:
     run = Run(
         method == "lora", keys.number("learning_rate") or 0.0, muon=(yield from _muon(keys, method == "lora"))
     )
-    launch, taken = yield from trainer.placement(
-        keys, (yield from sharding.ray(keys, (yield from trainer.launched(keys))))
+    launch, taken = yield from training_arguments.placement(
+        keys, (yield from sharding.ray(keys, (yield from training_arguments.launched(keys))))
     )
     launch = replace(launch, shared=launch.shared * (yield from _megatron(keys)))
     for name in ("fsdp", "deepspeed"):
@@ -87,7 +87,7 @@ def rules(ledger: Ledger) -> Says:
     yield from experts.say_coefficient(keys, "moe_aux_loss_coef", model, BALANCED)
     yield from _data(keys, model, stage)
     yield from _token_loss(keys, stage, run.lora)
-    yield from trainer.say_run(keys, run, launch, taken, (yield from _dtype(keys, run)))
+    yield from training_arguments.say_run(keys, run, launch, taken, (yield from _dtype(keys, run)))
     yield from _undivided(keys)
     if stage == "kto" and ledger.value("train.micro_batch_size") == 1:
         yield keys.sets("train.micro_batch_size", 2)
@@ -103,11 +103,11 @@ def rules(ledger: Ledger) -> Says:
     off = keys.flag("disable_gradient_checkpointing") and not launch.remat
     yield keys.say("disable_gradient_checkpointing", {"remat.policy": "none" if off else "decoder"})
     held = ledger.value("data.eval_fraction") or ledger.value("data.eval")
-    if not (yield from trainer.evaluation(keys)) and held:
+    if not (yield from training_arguments.evaluation(keys)) and held:
         note = "LLaMA-Factory does not evaluate but holds out the rows; recipec evaluates on them"
         sets = {"train.eval_every": 100}
         yield keys.default("eval_strategy", "no", sets, f"LLaMA-Factory's default is {note}")
-    yield from trainer.bookkeeping(keys)
+    yield from training_arguments.bookkeeping(keys)
     if not keys.flag("create_new_adapter"):
         yield from say_start(keys, "adapter_name_or_path", of_base=True)
     yield from say_tokens(keys, "add_special_tokens", "resize_vocab")
@@ -246,7 +246,7 @@ def _method(keys: Keys) -> Rule[str]:
 
 
 def _model(keys: Keys) -> Rule[Model | None]:
-    found = yield from models.say_model(keys, "model_name_or_path", "model_revision")
+    found = yield from model_names.say_model(keys, "model_name_or_path", "model_revision")
     if found is None:
         return None
     flashes = found.model is None or found.model.family.flash_attention

@@ -11,7 +11,16 @@ from recipec.port.dialects.llamafactory import E1151, LOSSES, own_file, target_m
 from recipec.port.engine import Rule, Says
 from recipec.port.keys import REASONS, Keys, defaults_of, keys_of, table, words
 from recipec.port.ledger import Ledger, Verdict
-from recipec.port.meaning import adapters, datasets, experts, freezing, models, sharding, templates, training
+from recipec.port.meaning import (
+    adapters,
+    datasets,
+    experts,
+    freezing,
+    model_names,
+    sharding,
+    templates,
+    training,
+)
 from recipec.port.refusals import E1142, E1143, E1145, E1147, E1149, E1160, E1163
 from recipec.spec.core_schema import flow
 
@@ -65,7 +74,7 @@ def rules(ledger: Ledger) -> Says:
     if keys.choice("model_class", ("llm", "cls", "other")) not in (None, "llm"):
         yield keys.refuse("model_class", E1149, "a classifier is not a language model", "model_class: llm")
     yield keys.same("model_class", note="a language model")
-    named = yield from models.say_model(keys, "model", "model_revision")
+    named = yield from model_names.say_model(keys, "model", "model_revision")
     model = named.model if named else None
     adapts = yield from _lora(keys, model)
     yield from _batch(keys)

@@ -16,12 +16,12 @@ from recipec.port.common import say_common
 from recipec.port.engine import Rule, Says
 from recipec.port.keys import REASONS, Keys, defaults_of, keys_of, table, tools, words
 from recipec.port.ledger import Ledger
-from recipec.port.meaning import adapters, datasets, experts, models, sharding, templates, training
-from recipec.port.meaning.models import Named
+from recipec.port.meaning import adapters, datasets, experts, model_names, sharding, templates, training
+from recipec.port.meaning.model_names import Named
 from recipec.port.names import known
 from recipec.port.refusals import E1142, E1143, E1144, E1149, E1150, E1160, E1163, E1164, E1180
 from recipec.spec.diagnostics import Diagnostic
-from recipec.spec.document import Refused
+from recipec.spec.yaml_document import Refused
 
 NAME = "maxtext"
 TITLE = "MaxText"
@@ -167,7 +167,7 @@ def _model(keys: Keys) -> Rule[Named | None]:
     ids = {**defaults_of(NAME, "models"), **known(NAME, "names")}
     tokenizer = keys.text("tokenizer_path") or ""
     hub = tokenizer if re.fullmatch(r"[\w.-]+/[\w.-]+", tokenizer) and "tokenizer" not in tokenizer else ""
-    named = models.resolve(ids.get(str(name)) or hub or str(name), keys.source.path.parent)
+    named = model_names.resolve(ids.get(str(name)) or hub or str(name), keys.source.path.parent)
     yield keys.same("model_name", {"model.id": named.id}, named.note or "MaxText's name for the model")
     path = _bare(keys.text("load_parameters_path") or "")
     if path and not any(_bare(one) in path for one in (str(name), named.id.rpartition("/")[2])):

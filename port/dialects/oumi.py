@@ -16,18 +16,18 @@ from recipec.port.meaning import (
     datasets,
     experts,
     losses,
-    models,
+    model_names,
     rows,
     sharding,
     templates,
-    trainer,
     training,
+    training_arguments,
 )
 from recipec.port.meaning.adapters import Chosen
-from recipec.port.meaning.models import Named
+from recipec.port.meaning.model_names import Named
 from recipec.port.meaning.rows import CHAT, Rows
 from recipec.port.meaning.sharding import Launch
-from recipec.port.meaning.trainer import Run
+from recipec.port.meaning.training_arguments import Run
 from recipec.port.refusals import E1142, E1143, E1145, E1147, E1149, E1150, E1160
 
 NAME = "oumi"
@@ -185,8 +185,8 @@ def _trainer(run: Keys) -> Rule[str]:
 
 
 def _model(keys: Keys) -> Rule[Named | None]:
-    named = yield from models.say_model(keys, "model_name", "model_revision")
-    yield from models.say_flash(keys)
+    named = yield from model_names.say_model(keys, "model_name", "model_revision")
+    yield from model_names.say_flash(keys)
     if (tokenizer := keys.text("tokenizer_name")) is not None:
         yield keys.say("tokenizer_name", {"model.tokenizer": tokenizer})
     yield keys.same("tokenizer_name", note="the model's own")
@@ -268,7 +268,7 @@ def _data(keys: Keys, run: Keys, inner: Keys, named: Named | None, kind: str) ->
     data = keys.below("data")
     yield from data.mappings(("train", "validation", "test"))
     split = data.below("train", defaults_of(NAME, "split"))
-    evaluates = yield from trainer.evaluation(run)
+    evaluates = yield from training_arguments.evaluation(run)
     made, found, plain = yield from _sources(split, "data.train", inner, kind)
     held = data.below("validation", defaults_of(NAME, "split"))
     others: tuple[list[Any], list[Rows], str | None] = ([], [], None)
@@ -492,8 +492,10 @@ def _run(run: Keys, model: Keys, launch: Launch, kind: str) -> Says:
         message = "warmup_steps and warmup_ratio exclude each other"
         yield run.refuse("warmup_ratio", E1145, message, "keep one of them")
     what = Run(run.flag("use_peft"), run.number("learning_rate") or 0.0, "optimizer")
-    yield from trainer.say_run(run, what, launch, sharding.DeepSpeed(), dtype)
-    note = "" if run.ledger.value("model.dtype") != "bfloat16" or dtype != "float16" else trainer.HALF
+    yield from training_arguments.say_run(run, what, launch, sharding.DeepSpeed(), dtype)
+    note = (
+        "" if run.ledger.value("model.dtype") != "bfloat16" or dtype != "float16" else training_arguments.HALF
+    )
     yield model.say("torch_dtype_str", {"model.dtype": run.ledger.value("model.dtype")}, note)
     yield run.same("mixed_precision_dtype", note="part of model.dtype")
     if run.ledger.value("train.optimizer.name") == "sgd":
@@ -502,7 +504,7 @@ def _run(run: Keys, model: Keys, launch: Launch, kind: str) -> Says:
         yield run.sets(
             "train.loss_normalization", "micro_batches", "oumi's loop takes the mean of each micro-batch"
         )
-    yield from trainer.memory(run, launch, "enable_gradient_checkpointing")
+    yield from training_arguments.memory(run, launch, "enable_gradient_checkpointing")
     yield run.say("enable_tensorboard", {"train.log.tensorboard": run.flag("enable_tensorboard")})
     if run.flag("enable_wandb"):
         project = "oumi" if kind == "oumi" else "huggingface"
@@ -512,4 +514,4 @@ def _run(run: Keys, model: Keys, launch: Launch, kind: str) -> Says:
     yield run.same("enable_wandb", note="off")
     if run.given("enable_mlflow") and run.flag("enable_mlflow"):
         yield run.say("enable_mlflow", {training.EXPERIMENT: "Default"}, training.BY_MLFLOW)
-    yield from trainer.bookkeeping(run)
+    yield from training_arguments.bookkeeping(run)

@@ -20,17 +20,17 @@ from recipec.port.meaning import (
     datasets,
     experts,
     losses,
-    models,
+    model_names,
     rows,
     sharding,
     templates,
-    trainer,
     training,
+    training_arguments,
 )
-from recipec.port.meaning.models import Named
+from recipec.port.meaning.model_names import Named
 from recipec.port.meaning.rows import Rows
 from recipec.port.meaning.sharding import Launch
-from recipec.port.meaning.trainer import Run
+from recipec.port.meaning.training_arguments import Run
 from recipec.port.names import known
 from recipec.port.refusals import E1142, E1143, E1146, E1147, E1149, E1160, E1180
 from recipec.runtime.training.objectives import OBJECTIVES
@@ -137,7 +137,7 @@ def rules(ledger: Ledger) -> Says:
             **(SIMPO if keys.text("rlhf_type") == "simpo" else {}),
         }
         yield keys.sets("train.objective", objective, f"rlhf_type is {keys.text('rlhf_type') or objective}")
-    launch, taken = yield from trainer.placement(keys, (yield from _launch(keys)))
+    launch, taken = yield from training_arguments.placement(keys, (yield from _launch(keys)))
     named = yield from _model(keys)
     run = yield from _lora(keys, named, objective)
     yield from _data(keys, named, objective)
@@ -193,7 +193,7 @@ def _objective(keys: Keys) -> Rule[str]:
 
 
 def _launch(keys: Keys) -> Rule[Launch]:
-    launch = yield from trainer.launched(keys)
+    launch = yield from training_arguments.launched(keys)
     count = keys.integer("global_world_size") if keys.given("global_world_size") else None
     if count is not None and count > 0:
         launch = replace(launch, processes=count)
@@ -214,9 +214,9 @@ def _model(keys: Keys) -> Rule[Named | None]:
         yield keys.same("attn_impl", {"model.attention": "splash"}, "the TPU's fused kernel")
     other = keys_of(NAME, "models").get(name or "")
     if name is None or keys.flag("use_hf") or (other is None and name.startswith((".", "/", "~"))):
-        named = yield from models.say_model(keys, "model", "model_revision")
+        named = yield from model_names.say_model(keys, "model", "model_revision")
     else:
-        named = models.resolve(other[1] if other else name, keys.source.path.parent)
+        named = model_names.resolve(other[1] if other else name, keys.source.path.parent)
         how = f"ms-swift's id for it is {named.id}" if other else "it uses the same id"
         note = f"{HUB} recipec reads the Hugging Face Hub, where {how}"
         local = named.model is not None and named.id not in entries() and not other
@@ -417,7 +417,7 @@ def _held_out(keys: Keys) -> Says:
     every = keys.value("eval_steps") if keys.given("eval_steps") else keys.value("save_steps")
     keys.defaults = {**keys.defaults, "eval_strategy": strategy if evaluates else "no", "eval_steps": every}
     if evaluates:
-        yield from trainer.evaluation(keys)
+        yield from training_arguments.evaluation(keys)
     yield from keys.passive(("eval_strategy", "eval_steps"), "the run does not evaluate")
     if others and evaluates:
         yield keys.same("val_dataset", {"data.eval": (yield from _sources(keys, "val_dataset"))})
@@ -526,13 +526,15 @@ def _run(keys: Keys, run: Run, launch: Launch, taken: sharding.DeepSpeed) -> Say
     dtype = (keys.text("torch_dtype") or "auto").removeprefix("torch.")
     if dtype in ("float16", "float32"):
         keys.defaults = {**keys.defaults, "bf16": False, "fp16": True}
-    yield from trainer.say_run(keys, run, launch, taken, dtype)
+    yield from training_arguments.say_run(keys, run, launch, taken, dtype)
     yield from datasets.say_stream(keys, "streaming", ("shuffle_buffer_size",))
     made = keys.ledger.value("model.dtype")
     yield keys.say(
-        "torch_dtype", {"model.dtype": made}, trainer.HALF if dtype != "auto" and dtype != made else ""
+        "torch_dtype",
+        {"model.dtype": made},
+        training_arguments.HALF if dtype != "auto" and dtype != made else "",
     )
-    yield from trainer.memory(keys, launch)
+    yield from training_arguments.memory(keys, launch)
     if not keys.given("report_to"):
         yield keys.say("report_to", {"train.log.tensorboard": True})
-    yield from trainer.bookkeeping(keys)
+    yield from training_arguments.bookkeeping(keys)

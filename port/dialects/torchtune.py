@@ -16,7 +16,7 @@ from recipec.port.meaning import (
     adapters,
     conversion,
     datasets,
-    models,
+    model_names,
     rounding,
     rows,
     sharding,
@@ -339,8 +339,10 @@ def _checkpoint(keys: Keys, section: Keys, ids: tuple[str, ...]) -> Rule[Model |
         yield section.same("_component_", note="the checkpoint decides which model this is")
         return None
     folder = keys.source.path.parent
-    chosen = models.of_folder(directory, folder, ids) if directory else models.resolve(ids[0], folder)
-    fitting = [one.architecture for id in ids if (one := models.resolve(id, folder).model)]
+    chosen = (
+        model_names.of_folder(directory, folder, ids) if directory else model_names.resolve(ids[0], folder)
+    )
+    fitting = [one.architecture for id in ids if (one := model_names.resolve(id, folder).model)]
     if chosen.id not in ids and chosen.model and fitting and chosen.model.architecture not in fitting:
         message = f"the builder is for {listing(ids, 'or')}, and the checkpoint's folder for {chosen.id}"
         if is_directory(chosen.id):

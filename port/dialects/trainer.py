@@ -9,9 +9,9 @@ from recipec.port.common import say_common
 from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys, defaults_of, table, words
 from recipec.port.ledger import Ledger
-from recipec.port.meaning import adapters, datasets, models, templates, trainer, training
-from recipec.port.meaning.models import Named
-from recipec.port.meaning.trainer import Run
+from recipec.port.meaning import adapters, datasets, model_names, templates, training, training_arguments
+from recipec.port.meaning.model_names import Named
+from recipec.port.meaning.training_arguments import Run
 from recipec.port.refusals import E1143, E1149, W1168
 from recipec.port.source import Source
 from recipec.spec.diagnostics import Diagnostic
@@ -57,7 +57,9 @@ def rules(ledger: Ledger) -> Says:
     source = ledger.sources.main
     given = {"optim": "adamw_torch_fused", "torch_dtype": "float32", "max_seq_length": None}
     keys = Keys(ledger, source, TITLE, {**defaults_of("trainer", "training_arguments"), **given})
-    launch, taken = yield from trainer.placement(keys, (yield from trainer.launched(keys)))
+    launch, taken = yield from training_arguments.placement(
+        keys, (yield from training_arguments.launched(keys))
+    )
     file = ledger.sources.others.get("adapter_config")
     adapter = _adapter(ledger, file) if file is not None else None
     named = yield from _model(keys, adapter)
@@ -68,9 +70,9 @@ def rules(ledger: Ledger) -> Says:
         yield from _say_adapter(adapter, named)
     yield from _data(keys, named)
     dtype = "dtype" if keys.given("dtype") else "torch_dtype"
-    yield from trainer.say_run(keys, run, launch, taken, trainer.dtype_of(keys, dtype))
-    yield from trainer.memory(keys, launch)
-    yield from trainer.bookkeeping(keys)
+    yield from training_arguments.say_run(keys, run, launch, taken, training_arguments.dtype_of(keys, dtype))
+    yield from training_arguments.memory(keys, launch)
+    yield from training_arguments.bookkeeping(keys)
     yield from _limit(keys)
     yield from keys.follow(KEYS)
     yield from say_common(keys, NAME, training.OFF)
@@ -78,19 +80,19 @@ def rules(ledger: Ledger) -> Says:
 
 def _model(keys: Keys, adapter: Keys | None) -> Rule[Named | None]:
     """State the adapter's base, or the example scripts' model_name_or_path, and the tokenizer."""
-    yield from models.say_flash(keys)
+    yield from model_names.say_flash(keys)
     if (tokenizer := keys.text("tokenizer_name")) and tokenizer != keys.text("model_name_or_path"):
         yield keys.say("tokenizer_name", {"model.tokenizer": tokenizer})
     base = "base_model_name_or_path"
     if adapter is None or not adapter.given(base) or keys.given("model_name_or_path"):
-        return (yield from models.say_model(keys, "model_name_or_path", "model_revision"))
+        return (yield from model_names.say_model(keys, "model_name_or_path", "model_revision"))
     given = keys.text("model_revision")
     yield keys.same("model_revision", {"model.revision": given} if given not in (None, "main") else None)
-    return (yield from models.say_model(adapter, base, "revision"))
+    return (yield from model_names.say_model(adapter, base, "revision"))
 
 
 def _data(keys: Keys, named: Named | None) -> Says:
-    evaluates = yield from trainer.evaluation(keys)
+    evaluates = yield from training_arguments.evaluation(keys)
     name = keys.text("train_file") or keys.text("dataset_name")
     key = "train_file" if keys.given("train_file") else "dataset_name"
     place = datasets.place(name) if name is not None else None

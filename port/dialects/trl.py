@@ -18,22 +18,22 @@ from recipec.port.meaning import (
     datasets,
     experts,
     losses,
-    models,
+    model_names,
     scripts,
     sharding,
     templates,
-    trainer,
     training,
+    training_arguments,
 )
 from recipec.port.meaning.adapters import Chosen
-from recipec.port.meaning.models import Named
+from recipec.port.meaning.model_names import Named
 from recipec.port.meaning.sharding import Launch
-from recipec.port.meaning.trainer import Run
+from recipec.port.meaning.training_arguments import Run
 from recipec.port.refusals import E1143, E1145, E1160, E1171
 from recipec.port.source import Source
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
-from recipec.spec.document import Refused
+from recipec.spec.yaml_document import Refused
 
 NAME = "trl"
 TITLE = "TRL"
@@ -89,7 +89,7 @@ def rules(ledger: Ledger) -> Says:
         keys.defaults, keys.tool = {**keys.defaults, **script.defaults}, script.tool
     if objective != "sft":
         yield keys.sets("train.objective", objective, f"the keys are those of TRL's {objective} script")
-    launch, taken = yield from trainer.placement(keys, (yield from _launch(keys)))
+    launch, taken = yield from training_arguments.placement(keys, (yield from _launch(keys)))
     model = yield from _model(keys)
     run = Run(keys.flag("use_peft"), keys.number("learning_rate") or 0.0)
     chosen = yield from _lora(keys, run, model)
@@ -97,10 +97,12 @@ def rules(ledger: Ledger) -> Says:
     yield from _losses(keys, objective, chosen)
     if objective in ("sft", "dpo", "kto"):
         yield from _balance(keys, model)
-    yield from trainer.say_run(keys, run, launch, taken, trainer.dtype_of(keys, "dtype"))
+    yield from training_arguments.say_run(
+        keys, run, launch, taken, training_arguments.dtype_of(keys, "dtype")
+    )
     yield from _stream(keys)
-    yield from trainer.memory(keys, launch)
-    yield from trainer.bookkeeping(keys)
+    yield from training_arguments.memory(keys, launch)
+    yield from training_arguments.bookkeeping(keys)
     yield from keys.follow(KEYS)
     yield from say_methods(keys, training.OFF)
     if script:
@@ -137,7 +139,7 @@ def _defaults(objective: str) -> dict[str, Any]:
 def _launch(keys: Keys) -> Rule[Launch]:
     """Return accelerate's settings: from its file, a config in TRL, and launcher flags in the YAML."""
     ledger = keys.ledger
-    launch = yield from trainer.launched(keys)
+    launch = yield from training_arguments.launched(keys)
     file = ledger.sources.others.get("accelerate")
     name = keys.text("accelerate_config")
     if name in SHIPPED:
@@ -157,10 +159,10 @@ def _launch(keys: Keys) -> Rule[Launch]:
 
 
 def _model(keys: Keys) -> Rule[Named | None]:
-    named = yield from models.say_model(keys, "model_name_or_path", "model_revision")
+    named = yield from model_names.say_model(keys, "model_name_or_path", "model_revision")
     if keys.source.script and (tokenizer := keys.text("tokenizer")):
         yield keys.say("tokenizer", {"model.tokenizer": tokenizer})
-    yield from models.say_flash(keys)
+    yield from model_names.say_flash(keys)
     arguments = keys.mapping("model_init_kwargs")
     yield keys.unless("model_init_kwargs", (None, {}), f"recipec does not pass on {', '.join(arguments)}")
     return named
@@ -421,7 +423,7 @@ def _named(scripts: Iterable[str]) -> str:
 
 
 def _data(keys: Keys, objective: str, named: Named | None) -> Says:
-    evaluates = yield from trainer.evaluation(keys)
+    evaluates = yield from training_arguments.evaluation(keys)
     path = yield from _read(keys, evaluates)
     naming = ("dataset_mixture", "dataset_mixer", "dataset_name", "datasets")
     name = next((key for key in naming if keys.given(key)), "dataset_name")

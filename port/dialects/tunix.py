@@ -16,8 +16,8 @@ from recipec.port.common import say_common
 from recipec.port.engine import Rule, Says
 from recipec.port.keys import REASONS, Keys, defaults_of, keys_of, table, words
 from recipec.port.ledger import Ledger
-from recipec.port.meaning import adapters, datasets, models, rows, sharding, training
-from recipec.port.meaning.models import Named
+from recipec.port.meaning import adapters, datasets, model_names, rows, sharding, training
+from recipec.port.meaning.model_names import Named
 from recipec.port.meaning.rows import Rows
 from recipec.port.meaning.training import E1162
 from recipec.port.names import known, tokenizer_of
@@ -124,7 +124,7 @@ def _model(keys: Keys, model: Keys) -> Rule[Named | None]:
     ids = known(NAME, "names")
     bare = re.sub(r"[-.]", lambda mark: {"-": "_", ".": "p"}[mark[0]], name.lower())
     taken = id if "/" in id else ids.get(id) or ids.get(bare) or id
-    named = models.resolve(taken, keys.source.path.parent)
+    named = model_names.resolve(taken, keys.source.path.parent)
     copy = "recipec uses the Hugging Face Hub's weights of this model; name others in model.id"
     yield model.say(
         "model_id", {"model.id": named.id}, named.note or ("" if source == "huggingface" else copy)
@@ -133,7 +133,7 @@ def _model(keys: Keys, model: Keys) -> Rule[Named | None]:
     tokenizer = keys.below("tokenizer_config", defaults_of(NAME, "tokenizer"))
     path = tokenizer.text("tokenizer_path")
     given = tokenizer.given("tokenizer_path") and path and re.fullmatch(r"[\w.-]+/[\w.-]+", path)
-    other = given and models.resolve(str(path), keys.source.path.parent).id != named.id
+    other = given and model_names.resolve(str(path), keys.source.path.parent).id != named.id
     yield tokenizer.same(
         "tokenizer_path", {"model.tokenizer": path} if other else None, "" if other else "the model's own"
     )
@@ -157,7 +157,7 @@ def _model(keys: Keys, model: Keys) -> Rule[Named | None]:
 
 def _lora(keys: Keys, model: Keys, named: Named | None) -> Says:
     """State Qwix's adapters, which have the type of the weights."""
-    stored = models.stored(named.id, keys.source.path.parent) if named else "auto"
+    stored = model_names.stored(named.id, keys.source.path.parent) if named else "auto"
     dtype = "float32" if stored == "float32" else "bfloat16"
     yield keys.sets("model.dtype", dtype, FLOAT)
     if not model.mapping("lora_config"):

@@ -14,7 +14,7 @@ from recipec.compiler.catalog.positions import positions
 from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys
 from recipec.port.ledger import Ledger, Verdict
-from recipec.port.meaning import models
+from recipec.port.meaning import model_names
 from recipec.port.refusals import E1143
 from recipec.port.source import Source, Sources
 
@@ -229,7 +229,7 @@ NO_LIMIT = 4096
 def unlimited(keys: Keys) -> int:
     """Return the row length if the tool has no limit: at most the model's positions."""
     named = keys.ledger.value("model.id")
-    model = None if named is None else models.resolve(str(named), keys.source.path.parent).model
+    model = None if named is None else model_names.resolve(str(named), keys.source.path.parent).model
     most = None if model is None else positions(model)
     return NO_LIMIT if most is None else min(NO_LIMIT, most)
 

@@ -17,7 +17,7 @@ from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys, table
 from recipec.port.meaning import losses, templates
 from recipec.port.meaning.conversion import FILE, FUNCTION, TRANSFORM, literal
-from recipec.port.meaning.models import Named
+from recipec.port.meaning.model_names import Named
 from recipec.port.refusals import E1145, E1147, E1180, W1114
 from recipec.port.source import Script
 from recipec.spec.codes import Code

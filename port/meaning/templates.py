@@ -15,7 +15,7 @@ from typing import Any
 from recipec.compiler.catalog import Model
 from recipec.port.engine import Says
 from recipec.port.keys import Keys
-from recipec.port.meaning.models import chat_sibling
+from recipec.port.meaning.model_names import chat_sibling
 from recipec.port.names import known, tokenizer_of, written_by
 
 

@@ -24,7 +24,7 @@ from recipec.port.python_source import RENAMED, read_script
 from recipec.port.read import read
 from recipec.port.source import Source, Sources
 from recipec.spec.core_schema import flow
-from recipec.spec.document import Refused
+from recipec.spec.yaml_document import Refused
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from recipec.compiler import catalog
-from recipec.compiler.miniature.checkpoint import shrink, write_checkpoint
+from recipec.compiler.miniature.small_checkpoint import shrink, write_checkpoint
 from recipec.compiler.parity.compare import read_trace
 from recipec.port.keys import words
 from recipec.port.scripts.same_run_tools import TOOLS, Tool

@@ -17,7 +17,7 @@ from ..model.older_names import of_older_version, older_run
 from ..model.partition_rules import data_parallel
 from ..stores import failed, passing
 from ..training.objectives import OBJECTIVES, Objective
-from .run_length import LENGTH, RATES, Longer, longer_run
+from .new_length import LENGTH, RATES, Longer, longer_run
 
 LOCK = "recipe.lock.json"
 UNTIL = "recipe.lock.until-{}.json"

@@ -30,7 +30,7 @@ from .bench_report import HourlyPrice, Published
 from .bench_runner import Processes, TimedOut, new_folder
 from .bench_server import ServerFacts, ServerMachine, ask, look, recipe_settings
 from .client import Client, ServerError, positive
-from .files import guarded, write_whole
+from .output_files import guarded, write_whole
 
 CLIENT = (
     *("--backend", "vllm"),

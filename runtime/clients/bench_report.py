@@ -11,7 +11,7 @@ from typing import Any
 
 from .bench_points import LoadPoint, as_json, whole
 from .bench_server import ServerFacts, ServerMachine
-from .files import write_whole
+from .output_files import write_whole
 
 FAILED, NOT_MEASURED = "failed", "not measured"
 

@@ -33,7 +33,7 @@ from .evaluate_prompts import Prompt, read
 from .evaluate_summary import SideResults, judge, markdown, summary
 from .evaluate_tasks import MODELS, LmEval, TaskOutcome, TaskSettings, find_program, run_task
 from .evaluate_tasks import recorded as recorded_task
-from .files import guarded, write_whole
+from .output_files import guarded, write_whole
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""

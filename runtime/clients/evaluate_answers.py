@@ -24,7 +24,7 @@ from ..errors import UserError
 from ..progress import Progress
 from .client import NO_HOST, REFUSED, STATUS, Client, ServerError, pick
 from .evaluate_prompts import Prompt
-from .files import write_whole
+from .output_files import write_whole
 
 BASE, TUNED = "base", "tuned"
 TITLES = {BASE: "base", TUNED: "fine-tuned"}

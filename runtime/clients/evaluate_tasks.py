@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from ..errors import UserError
 from .client import KEY_VARIABLE
-from .files import write_whole
+from .output_files import write_whole
 
 MODELS = {"chat": "local-chat-completions", "completions": "local-completions"}
 """lm-eval's names of its clients. The chat client lets the server apply the chat template, and cannot request

@@ -21,8 +21,8 @@ from ..progress import duration
 from . import smoke_checks
 from .answers import ServedModel
 from .client import KEY_VARIABLE, NO_HOST, Client, ServerError, timeout_seconds
-from .files import write_whole
 from .findings import Finding, Findings, Stopped
+from .output_files import write_whole
 
 BASE_KEY_VARIABLE = "VLLM_BASE_API_KEY"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..errors import UserError
 from ..settings import DataSettings
 from .columns import COLUMN, NAMES, PARTS, READS, VAGUE
-from .report import SplitReport
+from .row_counts import SplitReport
 
 NO_SYSTEM = "it accepts the rest without the system message"
 """The reason if a template accepts the conversation without its system message."""

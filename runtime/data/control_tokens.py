@@ -19,8 +19,8 @@ from typing import Any
 
 from ..errors import UserError
 from .masking import Inconsistent
+from .row_values import JsonObject
 from .template import Span
-from .values import JsonObject
 
 
 def special_tokens(tokenizer: Any) -> tuple[str, ...]:

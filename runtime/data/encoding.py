@@ -26,7 +26,7 @@ from .formats import AnySample, ParsedSample, PreferencePair
 from .masking import Blank, Inconsistent, Rendered, Renderer, after_answer
 from .messages import Messages, parted
 from .reasoning import Reasoning
-from .report import SplitReport
+from .row_counts import SplitReport
 from .samples import Samples
 from .template import ChatTemplate, Span, TemplateRefusal
 

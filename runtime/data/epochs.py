@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..settings import DataSettings, Source
-from .report import SplitReport
+from .row_counts import SplitReport
 from .samples import Samples
 
 

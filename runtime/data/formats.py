@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from .columns import NAMES, NOTHING, PARTS, READS, VAGUE, Unread, column_of, only, texts_of, unread
 from .messages import Messages, demand_assistant, parse_messages, parse_tools, parted
-from .values import Malformed, kind, parsed, text_of
+from .row_values import Malformed, kind, parsed, text_of
 
 
 @dataclass(frozen=True)

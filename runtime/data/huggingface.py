@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import UserError
 from ..settings import Source
 from ..untrusted import check_ends
-from .files import (
+from .file_rows import (
     BATCH,
     ENDINGS,
     DataFile,

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .values import JsonObject, Malformed, checked, filled, kind, parsed, text_of
+from .row_values import JsonObject, Malformed, checked, filled, kind, parsed, text_of
 
 Messages = list[dict[str, Any]]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import UserError, say
 from ..settings import DataSettings, TrainSettings
-from . import cache
+from . import token_cache
 from .advice import balance, check_split
 from .batches import (
     Batch,
@@ -27,7 +27,7 @@ from .batches import (
 )
 from .encoding import Coding, coding
 from .epochs import Epochs, check_draws, hardly_drawn, measure_rows, source_weights, undrawn
-from .report import DataReport, SplitReport
+from .row_counts import DataReport, SplitReport
 from .samples import Samples, repeated_notes
 from .sources import Split, open_rows, splits
 from .stream import StreamSchedule, Windows
@@ -230,16 +230,16 @@ def read_split(
     folder: Path | None = None
     reason = ""
     if tokenizing.cache is not None:
-        key, reason = cache.key(split.sources, data, how, data_dir, split.part)
+        key, reason = token_cache.key(split.sources, data, how, data_dir, split.part)
         folder = None if key is None else tokenizing.cache / "data" / key
-    if folder is not None and (kept := cache.load(folder)) is not None:
+    if folder is not None and (kept := token_cache.load(folder)) is not None:
         return kept
     readers = open_rows(split.sources, data, data_dir, split.chosen())
     samples, report = tokenize(readers, how, data, tokenizing.workers, f"tokenizing {split.name}")
     if reason:
         say(f"note: the tokenized data is not kept: {reason}")
     if folder is not None and len(samples):
-        cache.save(folder, samples, report)
+        token_cache.save(folder, samples, report)
     return samples, report
 
 

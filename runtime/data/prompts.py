@@ -21,11 +21,11 @@ from .encoding import added_tokens, without_added_end, without_start
 from .masking import Inconsistent
 from .messages import parse_messages, parse_tools
 from .reasoning import VARIABLES
+from .row_values import ColumnRow, Malformed, text_of, without_fillers
 from .sources import records
 from .stops import end_tokens, generation_config
 from .template import ChatTemplate, TemplateRefusal
 from .tokenizer import chat_template
-from .values import ColumnRow, Malformed, text_of, without_fillers
 
 if TYPE_CHECKING:
     from ..hosts.group import ProcessGroup

@@ -24,11 +24,11 @@ import numpy as np
 from ..errors import UserError, first_line
 from ..settings import DataSettings, Source
 from .advice import SHAPES, advice
-from .files import ENDINGS, HUB, DataFile, Record, explained, kind_of, place_of
+from .file_rows import ENDINGS, HUB, DataFile, Record, explained, kind_of, place_of
 from .formats import PARSERS, AnySample
 from .huggingface import DataFolder, HubDataset
-from .report import Problems, SplitReport
-from .values import ColumnRow, Malformed, kind, without_fillers
+from .row_counts import Problems, SplitReport
+from .row_values import ColumnRow, Malformed, kind, without_fillers
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from .advice import check_split
 from .batches import Batching, Row, Schedule, Step
 from .encoding import Coding
 from .epochs import PackedRows, measure_rows, pack
-from .files import Mark, Record, Shard
-from .report import SplitReport, evaluation_warning
+from .file_rows import Mark, Record, Shard
+from .row_counts import SplitReport, evaluation_warning
 from .samples import Samples, join
 from .sources import dataset_of, open_rows
 from .workers import Workers

@@ -29,7 +29,7 @@ from ..settings import DataSettings
 from ..thread_pool import in_order
 from .encoding import Coding, Encoder
 from .formats import AnySample, ParsedSample
-from .report import SplitReport
+from .row_counts import SplitReport
 from .samples import Samples, join
 
 if TYPE_CHECKING:

@@ -30,10 +30,10 @@ from ..settings import ModelSettings
 from ..weights.checkpoint import CONFIG, INDEX, HFCheckpoint
 from ..weights.safetensors_files import DTYPES
 from .base_hashes import compared
-from .card import adapter_card, model_card
-from .folder import OutputFolder, RemoteFolder, refused
+from .file_plan import MergePlan
 from .journal import JOURNAL, RECORD, Files, Journal, begin, encoded, examine, finished
-from .plan import MergePlan
+from .model_card import adapter_card, model_card
+from .output_folder import OutputFolder, RemoteFolder, refused
 from .tokenizer_files import tokenizer_of, with_own
 from .writer import Sink, write_shards
 

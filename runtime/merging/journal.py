@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..progress import Progress
-from .folder import PARTIAL, OutputFolder, stale
+from .output_folder import PARTIAL, OutputFolder, stale
 
 JOURNAL = "merge.partial.json"
 RECORD = "merge.json"

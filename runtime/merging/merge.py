@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..addresses import check_uploads, is_address, read_by_orbax
-from ..artifact import demand_whole
+from ..build_check import demand_whole
 from ..checkpoints.steps import LATEST, step_losses
 from ..checkpoints.trained_weights import TrainedAdapters, load_trained
 from ..errors import UserError, guarded, say
@@ -26,8 +26,8 @@ from ..progress import readable_size
 from ..settings import ModelSettings
 from ..weights.locate import open_base
 from .arithmetic import use_host_only
+from .file_plan import plan_merge
 from .job import MergeJob, MergeSettings, adapter_bytes, identity, merge, needed, output_folder
-from .plan import plan_merge
 from .quantization import FORMATS
 from .tokenizer_files import own_files
 from .verify import verify_merge

@@ -26,10 +26,10 @@ from flax import nnx
 
 from ..checkpoints.trained_weights import TrainedAdapters, TrainedWeights
 from ..errors import UserError
-from ..memory import available_memory
 from ..model.loading import Built, build, variables_of
 from ..model.partition_rules import data_parallel
 from ..model.sharding import named, shard_rows, start_mesh
+from ..process_memory import available_memory
 from ..progress import readable_size
 from ..settings import MeshSettings, ModelSettings
 from ..weights.checkpoint import HFCheckpoint

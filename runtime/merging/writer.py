@@ -28,8 +28,8 @@ from ..weights.checkpoint import HFCheckpoint
 from ..weights.files import AGAIN
 from ..weights.safetensors_files import DTYPES, prefix, raw
 from .arithmetic import changer, is_finite, row_blocks
+from .file_plan import MergePlan, Piece, Shard
 from .journal import Journal
-from .plan import MergePlan, Piece, Shard
 
 if TYPE_CHECKING:
     from .quantization import Quantization

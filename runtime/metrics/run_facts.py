@@ -5,7 +5,7 @@ run.json, written by the training script:
     run            version of this file, 1
     name, script   name of the artifact, and which of its scripts trained
     accumulation   micro-batches of an optimizer step
-    data           the data's report, from `runtime.data.report.DataReport.to_dict`
+    data           the data's report, from `runtime.data.row_counts.DataReport.to_dict`
     lengths        of the training samples: a histogram in tokens, and percentiles
     devices        platform, kind, count, processes, memory_bytes of each (null if unknown)
     starts         each start of the script: at (UTC), after (the step that it continued from), until, and

@@ -13,14 +13,14 @@ from jax.sharding import Mesh
 
 from ..checkpoints.trained_weights import TrainedAdapters
 from ..errors import UserError
+from ..merging.file_plan import plan_merge
 from ..merging.job import MergeJob, MergeSettings, identity, merge, output_folder
 from ..merging.merged_files import check_files
-from ..merging.plan import plan_merge
 from ..merging.sampling import check_tensors
 from ..merging.verify import compare
 from ..settings import RunSettings
 from ..weights.checkpoint import HFCheckpoint
-from .numbers import STEPS, Outcome
+from .compare_numbers import STEPS, Outcome
 
 
 def merged(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from ..addresses import folder
-from ..artifact import demand_whole
+from ..build_check import demand_whole
 from ..errors import UserError, guarded, say
 from ..model.adapters import LoraSettings, lora_settings
 from ..model.random_weights import write_text_model
@@ -30,10 +30,10 @@ from ..settings import RunSettings
 from ..training.ending import attended, out_of_memory
 from ..training.session import quiet
 from ..weights.checkpoint import HFCheckpoint
+from .compare_numbers import TOLERANCES, Outcome, compare, meshes, outcome, reference_mesh
 from .machine import SLOW, machine, slow, versions
 from .merged import merged
-from .numbers import TOLERANCES, Outcome, compare, meshes, outcome, reference_mesh
-from .results import LOCK, Report, digest_of, gib, on_disk, table
+from .probe_results import LOCK, Report, digest_of, gib, on_disk, table
 from .served import hold, keep
 from .timing import Depth, summary, timed
 

@@ -24,8 +24,8 @@ from ..merging.verify import logits
 from ..model.loading import build
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
-from .numbers import reference_mesh
-from .results import LOCK, VERSION, digest_of, table
+from .compare_numbers import reference_mesh
+from .probe_results import LOCK, VERSION, digest_of, table
 
 ANSWERS = "answers.json"
 LENGTHS, NEW = (3, 9, 20, 33), 16

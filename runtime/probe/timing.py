@@ -31,8 +31,8 @@ from ..settings import RunSettings
 from ..training.objective_losses import micro_batch_loss
 from ..training.objectives import OBJECTIVES
 from ..training.step import Step, fit_shardings, trained_type, update_rule
+from .compare_numbers import placed
 from .machine import memory
-from .numbers import placed
 
 WARM, TIMED = 2, 5
 

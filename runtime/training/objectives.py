@@ -1,7 +1,7 @@
 """The objectives that a run can train for, a row for each. Imports no jax: the compiler reads this file.
 
 The losses of tokens are in losses.py, of pairs and single answers in preference_losses.py. The losses of
-micro-batches are in objective_losses.py, and for PyTorch in backends/trl/objectives.py.
+micro-batches are in objective_losses.py, and for PyTorch in backends/trl/trl_objectives.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from ..checkpoints.trained_weights import hugging_face
-from ..data.cache import installed
+from ..data.token_cache import installed
 from ..model.adapters import PARTS
 from ..model.families.base import parameter_path
 from ..model.loading import Built

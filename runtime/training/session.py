@@ -16,9 +16,9 @@ import jax
 from etils import epath
 
 from ..addresses import check_uploads
-from ..artifact import demand_whole
-from ..cache import cache_directory, keep_compiled
+from ..build_check import demand_whole
 from ..checkpoints import resuming
+from ..checkpoints.new_length import Longer, check_length
 from ..checkpoints.record import (
     LOCK,
     check_record,
@@ -29,10 +29,10 @@ from ..checkpoints.record import (
     renew_record,
     write_record,
 )
-from ..checkpoints.run_length import Longer, check_length
 from ..checkpoints.saving import LocalCheckpoints
 from ..checkpoints.steps import step_folders
 from ..checkpoints.trained_weights import check_model
+from ..compilation_cache import cache_directory, keep_compiled
 from ..data.prepare import PreparedData, Tokenizing, prepare
 from ..data.prompts import Prompts, agreed_prompts
 from ..data.tokenizer import load_tokenizer
@@ -59,8 +59,8 @@ from ..model.partition_rules import Placement
 from ..model.sharding import start_mesh
 from ..settings import CheckpointSettings, RunSettings, TrainSettings
 from ..weights.checkpoint import HFCheckpoint
-from ..weights.formats import sentence
 from ..weights.locate import locate_model
+from ..weights.quantized_formats import sentence
 from .arguments import Arguments
 from .ending import out_of_memory
 from .trace import check_writable

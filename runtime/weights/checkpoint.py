@@ -32,8 +32,8 @@ from .agreement import (
     untied,
 )
 from .files import AGAIN, Files, json_object
-from .formats import format_of, plain, read_unpacked
 from .headers import KIND, Header, Tensor, check_kind, files_of, read_header
+from .quantized_formats import format_of, plain, read_unpacked
 from .safetensors_files import DTYPES
 
 SINGLE = "model.safetensors"

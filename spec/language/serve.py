@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from recipec.spec.core_schema import flow
+from recipec.spec.key_paths import Part, join
 from recipec.spec.language.base import E0103, E0105, LARGEST, Section, distinct, fault, field
-from recipec.spec.paths import Part, join
 
 
 def _finite(value: Any) -> Any:

@@ -33,8 +33,8 @@ def test_torchax_script_differs_from_train_py_only_in_backend_lines(tmp_path: Pa
     ours, theirs = (set(text.splitlines()) for text in (files["train_torchax.py"], emit_train(program)))
     assert ours - theirs == {
         '"""LoRA fine-tuning of google/gemma-4-31B-it on v5p-8, by transformers\' model under torchax.',
-        "    from runtime.backends.arguments import parse_arguments",
-        "    from runtime.backends.torchax.train import run",
+        "    from runtime.backends.backend_arguments import parse_arguments",
+        "    from runtime.backends.torchax.torchax_run import run",
         '    arguments = parse_arguments("train_torchax.py", ARTIFACT)',
         '    sys.exit(f"{error}: pip install -r requirements-torchax.txt")',
     }

@@ -19,9 +19,9 @@ import torch
 from transformers import AutoTokenizer
 
 from recipec.compiler.lowering.backend import Backend
-from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
-from recipec.runtime.backends.trl.objectives import objective_of
+from recipec.compiler.miniature.small_checkpoint import complete, write_checkpoint
 from recipec.runtime.backends.trl.pieces import Pieces
+from recipec.runtime.backends.trl.trl_objectives import objective_of
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings

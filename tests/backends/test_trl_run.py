@@ -102,7 +102,7 @@ def test_trl_metrics_have_trace_losses_evaluations_and_grad_norm(place: Place, w
 @pytest.mark.e2e
 def test_checkpoint_without_trainer_state_is_ignored(place: Place, whole: Trace) -> None:
     """Use trainer_state.json, which is written last."""
-    from recipec.runtime.backends.trl.checkpoints import checkpoints
+    from recipec.runtime.backends.trl.trl_checkpoints import checkpoints
 
     directory = place.folder / "whole" / "checkpoints-trl"
     assert list(checkpoints(directory)) == [4, 6]
@@ -178,14 +178,14 @@ def test_missing_adapter_and_adapter_with_resume_are_refused(
     errors = refused(place, capfd, "none", "--adapter", str(tmp_path))
     assert "no adapter_config.json" in errors
     with pytest.raises(SystemExit) as ended:
-        from recipec.runtime.backends.trl.run import parse
+        from recipec.runtime.backends.trl.trl_run import parse
 
         parse("train_trl.py", tmp_path, ["--resume", "--adapter", "x"])
     assert ended.value.code == 2
 
 
 def test_start_from_adapter_is_resolved_in_the_data_dir(tmp_path: Path) -> None:
-    from recipec.runtime.backends.arguments import parse_arguments as parse
+    from recipec.runtime.backends.backend_arguments import parse_arguments as parse
 
     lora = LoraSettings(rank=1, alpha=1.0, dropout=0.0, targets=("q_proj",))
     given = parse("train_trl.py", tmp_path, ["--data-dir", str(tmp_path / "data")])

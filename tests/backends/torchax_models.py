@@ -42,7 +42,7 @@ class Torchax:
 
     def step(self, optimizer: Any, accumulation: int = 1, seed: int = 0) -> Any:
         """Return a Step of the model. Create and use it within `with mesh:`."""
-        from recipec.runtime.backends.torchax.step import Step
+        from recipec.runtime.backends.torchax.torchax_step import Step
 
         train = TrainSettings(steps=100, global_batch_size=ROWS * accumulation, micro_batch_size=1, seed=seed)
         return Step(self.model, optimizer, train, accumulation, self.mesh)

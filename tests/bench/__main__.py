@@ -92,7 +92,7 @@ backend makes float32 copies of the output head, which a TPU does not.
 
 
 def data() -> str:
-    from tests.bench.data import measure
+    from tests.bench.bench_data import measure
 
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder), CONVERSATIONS, 3)

@@ -20,7 +20,7 @@ SHARD = 3_000_000_000
 
 def config(layers: int, vocabulary: int) -> dict[str, Any]:
     """Return a text-only config.json of the model's last layers, 6 at most."""
-    from recipec.compiler.miniature.checkpoint import complete
+    from recipec.compiler.miniature.small_checkpoint import complete
 
     models = json.loads((ROOT / "compiler" / "data" / "models.json").read_text(encoding="utf-8"))
     text = models[MODEL]["config"]["text_config"]

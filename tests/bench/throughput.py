@@ -189,7 +189,7 @@ def _write(folder: Path, case: Case) -> None:
     """Write the checkpoint, the samples as chats, and the recipe."""
     from transformers import AutoTokenizer
 
-    from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
+    from recipec.compiler.miniature.small_checkpoint import complete, write_checkpoint
 
     folder.mkdir(parents=True, exist_ok=True)
     write_checkpoint(folder / "model", complete(case.config), dtype=case.dtype, shards=1)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from recipec.compiler.hub.fetch import TENSORS, Fetched, write
-from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
+from recipec.compiler.miniature.small_checkpoint import complete, write_checkpoint
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 
 ID = "somebody/Qwen3-tiny"

@@ -13,7 +13,7 @@ from recipec.compiler import catalog
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering.at_hand import AtHand, look
-from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
+from recipec.compiler.miniature.small_checkpoint import complete, write_checkpoint
 from recipec.spec.load import load
 from tests.compiler.added_models import COMMIT, CONFIG, FOLDER, ID, Tensors, add, checkpoint, tensors_of
 

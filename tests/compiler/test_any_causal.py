@@ -80,7 +80,7 @@ def test_model_without_a_family_trains_only_on_torchax(lowered: Lower, tmp_path:
     assert diagnosed(program, [Backend.TORCHAX]) == []
     files = emit(program, [Backend.TORCHAX])
     assert not {"train_torchax.py", "requirements-torchax.txt"} & files.keys()
-    assert b"runtime.backends.torchax.train" in files["train.py"]
+    assert b"runtime.backends.torchax.torchax_run" in files["train.py"]
     assert b"torchax==" in files["requirements-train.txt"]
 
 

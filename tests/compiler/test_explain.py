@@ -9,9 +9,9 @@ import pytest
 
 from recipec.compiler.explain.explain import detail, explain, leaves, summary, unknown_path
 from recipec.compiler.lower import lower
+from recipec.spec.key_paths import join
 from recipec.spec.language import Recipe
 from recipec.spec.load import Loaded
-from recipec.spec.paths import join
 
 Load = Callable[..., Loaded]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog.fewer_layers import pattern, with_layers
+from recipec.compiler.miniature.fewer_layers import pattern, with_layers
 from recipec.compiler.plan.depth import shortened
 from recipec.runtime.model.families import FAMILIES, UnsupportedCheckpoint
 

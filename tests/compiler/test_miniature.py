@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from recipec.compiler import catalog
-from recipec.compiler.miniature.checkpoint import VOCABULARY, shrink, write_checkpoint
-from recipec.compiler.miniature.recipe import scale_axes
+from recipec.compiler.miniature.small_checkpoint import VOCABULARY, shrink, write_checkpoint
+from recipec.compiler.miniature.small_recipe import scale_axes
 from recipec.runtime.model.families import family_of
 
 MESHES = [{"fsdp": 4, "tp": 1}, {"fsdp": 1, "tp": 4}, {"fsdp": 4, "tp": 2}]

@@ -11,8 +11,8 @@ import pytest
 
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.miniature.checkpoint import VOCABULARY, shrink, write_checkpoint
-from recipec.compiler.miniature.recipe import LEARNING_RATE, derive, scale_axes
+from recipec.compiler.miniature.small_checkpoint import VOCABULARY, shrink, write_checkpoint
+from recipec.compiler.miniature.small_recipe import LEARNING_RATE, derive, scale_axes
 from recipec.compiler.rehearse.rehearse import write_miniature, write_yaml
 from recipec.runtime.data.tokenizer import token_ids, with_tokens
 from recipec.spec.diagnostics import render_text

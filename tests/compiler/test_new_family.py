@@ -50,7 +50,7 @@ serve: {accelerator: v6e-8, tensor_parallel_size: 8, weights: adapter}
 
 MINIATURE = """
 import json, pathlib
-from recipec.compiler.miniature.checkpoint import shrink, write_checkpoint
+from recipec.compiler.miniature.small_checkpoint import shrink, write_checkpoint
 
 config = shrink(json.loads(pathlib.Path("checkpoint/config.json").read_text()), {"fsdp": 2, "tp": 2})
 write_checkpoint(pathlib.Path("small"), config, dtype="float32")

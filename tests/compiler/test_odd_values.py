@@ -10,8 +10,8 @@ import pytest
 
 from recipec.compiler.explain.explain import explain, leaves
 from recipec.compiler.lower import lower
+from recipec.spec.key_paths import join
 from recipec.spec.load import load
-from recipec.spec.paths import join
 
 RECIPE = """\
 recipe: 1

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.catalog.families import facts_of
+from recipec.compiler.catalog.family_facts import facts_of
 from recipec.compiler.explain import preview
-from recipec.compiler.miniature import checkpoint
+from recipec.compiler.miniature import small_checkpoint
 from tests.compiler import added_models
 from tests.compiler.commands import command, recipe
 
@@ -31,8 +31,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("model")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "VOCABULARY", len(facts_of("gemma4").tokens.special) + 256)
-        checkpoint.write_tokenizer(folder, "gemma4")
+        patch.setattr(small_checkpoint, "VOCABULARY", len(facts_of("gemma4").tokens.special) + 256)
+        small_checkpoint.write_tokenizer(folder, "gemma4")
     return folder
 
 
@@ -61,7 +61,7 @@ def test_json_preview_contains_samples_lengths_and_report(quickstart: Path, mode
 
 def test_preview_counts_the_same_steps_and_rows_as_training(quickstart: Path, model: Path) -> None:
     from recipec.compiler.lower import lower
-    from recipec.compiler.lowering.settings import data_settings
+    from recipec.compiler.lowering.runtime_settings import data_settings
     from recipec.runtime.data.prepare import prepare
     from recipec.runtime.data.tokenizer import load_tokenizer
     from recipec.runtime.settings import ModelSettings, TrainSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.lowering.recorded import from_record, to_record
-from recipec.compiler.report.recipe import resolved
+from recipec.compiler.report.run_values import resolved
 from recipec.spec.language import Recipe
 
 LOCKS = sorted((Path(__file__).parents[2] / "generated").glob("*/recipe.lock.json"))

@@ -12,8 +12,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from recipec.compiler.lowering.references import escapes
 from recipec.compiler.lowering.run_length import read_local, run_length, warmup_steps
-from recipec.compiler.lowering.sources import escapes
 from recipec.spec.language import Source
 from recipec.spec.load import Loaded
 

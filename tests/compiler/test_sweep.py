@@ -23,7 +23,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         """Replace a bucket by a folder next to the runs."""
         return tmp_path / name.removeprefix("gs://") if "://" in name else relative_to / name
 
-    monkeypatch.setattr("recipec.compiler.report.folder.open_address", opened)
+    monkeypatch.setattr("recipec.compiler.report.run_folder.open_address", opened)
 
     def run(command: list[str], cwd: Path) -> Any:
         names.append(cwd.name)

@@ -219,13 +219,13 @@ def test_ctrl_c_during_build_says_whether_the_artifact_is_complete(
 def test_ctrl_c_during_plan_says_how_many_results_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     from recipec.compiler import store
     from recipec.compiler.cli import plan as cli_plan
-    from recipec.compiler.plan import session
+    from recipec.compiler.plan import plan_session
 
     def interrupted(*given: object) -> None:
         monkeypatch.setattr(store, "put_now", ["one", "two"])
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(session, "run", interrupted)
+    monkeypatch.setattr(plan_session, "run", interrupted)
     monkeypatch.setattr(cli_plan, "_refuse_early", lambda *given: None)
     monkeypatch.setattr(cli_plan, "_refuse_backend", lambda *given: None)
     status, _, said = run("plan", QUICKSTART)

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
 from recipec.compiler.lower import lower
-from recipec.compiler.lowering.formats import FIELDS
+from recipec.compiler.lowering.format_keys import FIELDS
 from recipec.runtime.data.formats import PARSERS, parse_preference
-from recipec.runtime.data.values import Malformed
+from recipec.runtime.data.row_values import Malformed
 from recipec.spec.diagnostics import render_text
 from recipec.spec.language import Recipe
 from recipec.spec.load import load

@@ -30,8 +30,8 @@ SCRIPTS = {
     "train.py": ("training/arguments.py", "settings.py", "training/session.py"),
     "merge.py": ("merging/merge.py",),
     "probe.py": ("probe/probe.py",),
-    "train_trl.py": ("training/arguments.py", "backends/arguments.py", "backends/trl"),
-    "train_torchax.py": ("training/arguments.py", "backends/arguments.py", "training/session.py"),
+    "train_trl.py": ("training/arguments.py", "backends/backend_arguments.py", "backends/trl"),
+    "train_torchax.py": ("training/arguments.py", "backends/backend_arguments.py", "training/session.py"),
 }
 """Scripts of an artifact, and the files of runtime/ that read their options."""
 

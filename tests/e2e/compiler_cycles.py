@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recipec.compiler.lowering.hardware import from_name
 from recipec.compiler.plan import abstract
-from recipec.compiler.plan.hlo.schedule import CYCLES
+from recipec.compiler.plan.hlo.read_schedule import CYCLES
 
 SIZE = 8192
 

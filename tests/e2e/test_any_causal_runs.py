@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from recipec.compiler.cli import main as cli
-from recipec.compiler.miniature.checkpoint import write_tokenizer
+from recipec.compiler.miniature.small_checkpoint import write_tokenizer
 from tests.backends.test_torchax_any_causal import MODELS
 from tests.e2e.test_torchax_steps import run
 from tests.runtime import artifacts

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from recipec.compiler import __version__, catalog
-from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
+from recipec.compiler.miniature.small_checkpoint import complete, write_checkpoint
 from tests.interpreters import interpreter
 
 PACKAGES = ("recipec", "spec", "compiler", "port", "templates", "runtime")

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from recipec.runtime.errors import UserError
-from recipec.runtime.merging.folder import PARTIAL
 from recipec.runtime.merging.journal import JOURNAL, RECORD
+from recipec.runtime.merging.output_folder import PARTIAL
 from recipec.runtime.weights.checkpoint import CONFIG, INDEX, HFCheckpoint
 from tests.runtime import artifacts
 from tests.runtime.lives import ROOT, Life, Lives

@@ -20,8 +20,8 @@ import pytest
 from recipec.compiler import catalog
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.hardware import from_name
-from recipec.compiler.new.recipe import NewRecipeOptions, make
-from recipec.compiler.new.source import NewData
+from recipec.compiler.new.data_source import NewData
+from recipec.compiler.new.new_recipe import NewRecipeOptions, make
 from recipec.spec.load import load
 
 BIN = Path(sys.executable).parent

@@ -14,8 +14,8 @@ import pytest
 
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.backend import Backend
+from recipec.compiler.parity.backend_runs import SCRIPTS
 from recipec.compiler.parity.compare import TOLERANCES, WORDS, ComparedRun, compare, read_trace
-from recipec.compiler.parity.run import SCRIPTS
 from recipec.runtime.training.trace import Trace
 from tests.parity.parity_cases import CASES
 from tests.parity.running import Case, Place, merged_tensors

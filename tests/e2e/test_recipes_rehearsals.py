@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli import main as cli
-from recipec.compiler.miniature import checkpoint
+from recipec.compiler.miniature import small_checkpoint
 from recipec.runtime.model.families import family_of
 from tests.preloaded import preloaded_scripts
 
@@ -37,7 +37,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     Gemma 4 has one layer of each kind here. Tunix supports Gemma 3 only in whole periods of six.
     """
-    whole = checkpoint.pattern
+    whole = small_checkpoint.pattern
 
     def one_of_each(config: Mapping[str, Any]) -> tuple[int, ...]:
         family = family_of(config)
@@ -49,7 +49,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("preloaded")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
-        patch.setattr(checkpoint, "pattern", one_of_each)
+        patch.setattr(small_checkpoint, "pattern", one_of_each)
         with preloaded_scripts(folder):
             yield
 

@@ -1,7 +1,7 @@
 """Tests of a server's clients against the real vLLM: smoke, eval.sh with lm-eval, and `recipe serve verify`.
 
 One server runs on a CPU: a tiny Gemma 4 of random weights in the multimodal layout, in float32, with an
-adapter, an adapter without effect, and a key. The other tests of clients use tests/serving/fake_vllm.py,
+adapter, an adapter without effect, and a key. The other tests of clients use tests/clients/fake_vllm.py,
 whose answers are compared with this server's. The figures are written to build/e2e/serve-clients.json.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.deployment.verify import VerifyOptions, document, verify
+from recipec.compiler.deployment.verify_server import VerifyOptions, document, verify
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.emitters.server import emit_evaluate
 from recipec.compiler.lower import lower
@@ -30,10 +30,10 @@ from recipec.runtime.clients.client import KEY_VARIABLE, Client, ServerError
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load
+from tests.clients.fake_vllm import FakeVllm
 from tests.e2e import lm_eval, vllm_cpu
 from tests.e2e.merged_models import make_gemma4, merged_in_float32
 from tests.runtime.runs import lora_section, save_run
-from tests.serving.fake_vllm import FakeVllm
 
 pytestmark = pytest.mark.nightly
 

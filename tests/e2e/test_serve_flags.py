@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog.families import architecture_class, class_name
+from recipec.compiler.catalog.family_facts import architecture_class, class_name
 from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.miniature.checkpoint import write_tokenizer
+from recipec.compiler.miniature.small_checkpoint import write_tokenizer
 from recipec.compiler.plan.server_step import environment as serve_environment
 from recipec.compiler.plan.server_step.compile import config_of
 from recipec.compiler.roofline.server_memory import DTYPES

@@ -14,8 +14,8 @@ import pytest
 from recipec.compiler.lower import lower
 from recipec.compiler.plan.server_step import environment as serve_environment
 from recipec.compiler.plan.server_step.hlo import attention_kernel
-from recipec.compiler.plan.server_step.results import COMPILED_SERVING, CompiledServing
-from recipec.compiler.plan.server_step.search import plan_serve
+from recipec.compiler.plan.server_step.server_plan import COMPILED_SERVING, CompiledServing
+from recipec.compiler.plan.server_step.server_search import plan_serve
 from recipec.spec.load import load
 
 pytestmark = pytest.mark.nightly

@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from recipec.compiler.miniature.checkpoint import write_tokenizer
+from recipec.compiler.miniature.small_checkpoint import write_tokenizer
 from recipec.compiler.plan.server_step import environment as serve_environment
 from recipec.runtime.merging import merge
 from recipec.runtime.settings import ModelSettings

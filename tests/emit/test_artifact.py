@@ -19,8 +19,8 @@ from recipec.compiler.cli.main import app
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.backend import Backend
-from recipec.runtime.backends.saving import ADAPTER, MODEL
-from recipec.runtime.backends.torchax.train import SUFFIX as TORCHAX
+from recipec.runtime.backends.run_output import ADAPTER, MODEL
+from recipec.runtime.backends.torchax.torchax_run import SUFFIX as TORCHAX
 from recipec.runtime.hosts.log import FOLDER as LOGS
 from recipec.spec.schema import text as schema_text
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from emitting import tool
 
-from recipec.compiler.emitters.settings import layer_numbers
+from recipec.compiler.emitters.settings_text import layer_numbers
 from recipec.compiler.python_text import Call, Name, Value, assignment
 
 

@@ -26,7 +26,7 @@ from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.pack import pack
-from recipec.runtime.artifact import LIST, demand_whole
+from recipec.runtime.build_check import LIST, demand_whole
 from recipec.runtime.errors import UserError
 
 OUT = Path("generated")
@@ -234,11 +234,11 @@ def test_installed_runtime_has_all_modules_that_scripts_import(project: Path) ->
 def test_scripts_refuse_another_runtime_and_tell_of_edited_files(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from recipec.runtime import artifact as started
+    from recipec.runtime import build_check as started
 
     assert built("--runtime", "source")[0] == 0
     here, source = project / "generated/sample", project / "generated/runtime"
-    monkeypatch.setattr(started, "__file__", str(source / "artifact.py"))
+    monkeypatch.setattr(started, "__file__", str(source / "build_check.py"))
     demand_whole(here)
     assert capsys.readouterr().err == ""
     (source / "errors.py").write_text("mine\n")
@@ -251,7 +251,7 @@ def test_scripts_refuse_another_runtime_and_tell_of_edited_files(
         demand_whole(here)
     assert refused.value.help == "build it again where recipec is installed: recipe build RECIPE"
     shutil.move(source, project / "site")
-    monkeypatch.setattr(started, "__file__", str(project / "site/artifact.py"))
+    monkeypatch.setattr(started, "__file__", str(project / "site/build_check.py"))
     with pytest.raises(UserError) as refused:
         demand_whole(here)
     assert refused.value.help == f"install it: pip install -r {here / 'requirements-train.txt'}"

@@ -16,7 +16,7 @@ from recipec.compiler.emitters.server import emit_serve
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.hardware import from_name
 from recipec.spec.load import load
-from tests.emit.served import FULL, objects, pod_of, with_model, yaml
+from tests.emit.compose_files import FULL, objects, pod_of, with_model, yaml
 
 
 @pytest.mark.parametrize("sets", [[], FULL], ids=["default", "full"])

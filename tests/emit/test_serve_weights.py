@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from serving import image_environment, image_words, run_script, variant
 
-from tests.emit.served import objects, pod_of, with_model, yaml
+from tests.emit.compose_files import objects, pod_of, with_model, yaml
 
 FOLDERS = {
     "merged": ("${MODEL_DIR:-../merged}", "serve/../merged"),

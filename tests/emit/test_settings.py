@@ -12,7 +12,7 @@ import pytest
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.backend import Backend
-from recipec.compiler.lowering.settings import run_settings
+from recipec.compiler.lowering.runtime_settings import run_settings
 from recipec.runtime import sections
 from recipec.runtime import settings as runtime
 from recipec.runtime.model.adapters import LoraSettings

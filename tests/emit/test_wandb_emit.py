@@ -11,8 +11,8 @@ from emitting import RECIPE, files_of, program_of
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.backend import Backend
-from recipec.compiler.miniature.checkpoint import shrink
-from recipec.compiler.miniature.recipe import derive
+from recipec.compiler.miniature.small_checkpoint import shrink
+from recipec.compiler.miniature.small_recipe import derive
 from recipec.runtime.checkpoints.record import check_record, write_record
 from recipec.runtime.errors import UserError
 

@@ -22,7 +22,7 @@ from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lower import lower
 from recipec.compiler.writing import replacing
-from recipec.runtime.artifact import demand_whole
+from recipec.runtime.build_check import demand_whole
 from recipec.runtime.errors import UserError
 from recipec.spec.load import load
 

@@ -16,7 +16,7 @@ from recipec.compiler import catalog
 from recipec.compiler.artifacts.artifact import write
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lower import lower
-from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
+from recipec.compiler.miniature.small_checkpoint import complete, write_checkpoint
 from recipec.compiler.pack import pack
 from recipec.spec.load import load
 

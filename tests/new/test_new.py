@@ -18,9 +18,9 @@ from recipec.compiler.lower import lower
 from recipec.compiler.lowering.first_rows import MOST
 from recipec.compiler.lowering.hardware import from_name
 from recipec.compiler.lowering.run_length import ENOUGH_STEPS, run_length
-from recipec.compiler.new import files
-from recipec.compiler.new.recipe import Made, NewRecipeOptions, make
-from recipec.compiler.new.source import NewData, look, recognize
+from recipec.compiler.new import written_files
+from recipec.compiler.new.data_source import NewData, look, recognize
+from recipec.compiler.new.new_recipe import Made, NewRecipeOptions, make
 from recipec.spec.load import load
 from tests.runtime.chats import chat
 
@@ -448,7 +448,7 @@ def test_model_directory_is_written_relative_to_recipe_folder(folder: Path) -> N
 
 def test_failed_write_leaves_no_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail when the second of two files is moved to its place."""
-    place, calls = files.os.replace, []
+    place, calls = written_files.os.replace, []
 
     def failing(source: str, target: Path) -> None:
         calls.append(target)
@@ -456,7 +456,7 @@ def test_failed_write_leaves_no_files(folder: Path, monkeypatch: pytest.MonkeyPa
             raise OSError(28, "No space left on device")
         place(source, target)
 
-    monkeypatch.setattr(files.os, "replace", failing)
+    monkeypatch.setattr(written_files.os, "replace", failing)
     with pytest.raises(OSError):
-        files.write({folder / "a/b/one": "1", folder / "two": "2"}, {})
+        written_files.write({folder / "a/b/one": "1", folder / "two": "2"}, {})
     assert len(calls) == 2 and not list(folder.iterdir())

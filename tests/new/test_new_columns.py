@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from recipec.compiler.cli.main import app
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lower import lower
-from recipec.compiler.new.source import NewData, as_turns, look
+from recipec.compiler.new.data_source import NewData, as_turns, look
 from recipec.runtime.data.columns import is_text, stands, strings, texts_of
 from recipec.runtime.data.formats import PARSERS, ParsedSample
 from recipec.spec.diagnostics import Diagnostic

@@ -20,10 +20,10 @@ from recipec.compiler.checks.backends import diagnosed
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering.backend import Backend, others
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.miniature.checkpoint import shrink, write_checkpoint
-from recipec.compiler.miniature.recipe import conversations, row_of
+from recipec.compiler.miniature.small_checkpoint import shrink, write_checkpoint
+from recipec.compiler.miniature.small_recipe import conversations, row_of
+from recipec.compiler.parity.backend_runs import SCRIPTS
 from recipec.compiler.parity.compare import read_trace
-from recipec.compiler.parity.run import SCRIPTS
 from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
 from recipec.runtime.training.trace import Trace
 from recipec.spec.diagnostics import render_text

@@ -30,8 +30,8 @@ def test_piece_adds_its_share_of_transformers_load_balancing_loss(tmp_path: Path
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
     from trl.trainer.utils import add_fused_lm_head
 
-    from recipec.runtime.backends.trl.objectives import objective_of
     from recipec.runtime.backends.trl.start import TrlSettings, settings_of
+    from recipec.runtime.backends.trl.trl_objectives import objective_of
 
     settings = [train(router_aux_loss_coef=weight) for weight in (WEIGHT, 0.0)]
     of_trainer = [

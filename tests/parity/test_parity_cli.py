@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli import main as cli
 from recipec.compiler.lowering.backend import Backend
-from recipec.compiler.parity import run
+from recipec.compiler.parity import backend_runs
+from recipec.compiler.parity.backend_runs import write_recipe
 from recipec.compiler.parity.compare import read_trace
-from recipec.compiler.parity.run import write_recipe
 from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed
 from recipec.compiler.rehearse.rehearse import write_miniature
 from recipec.runtime.training.trace import Trace
@@ -40,9 +40,11 @@ LLAMA, GEMMA4 = "meta-llama/Llama-3.2-1B-Instruct", "google/gemma-4-31B-it"
 def test_expected_steps_depend_on_model_and_backends(root: Path) -> None:
     gemma4, llama = (compiled(root / f"recipes/{name}.yaml") for name in ("quickstart", "llama31-8b-v6e8"))
     whole = ["miniature", "compile", "tunix", "torchax", "trl", "control", "merge", "compare"]
-    assert list(run._expected(gemma4, tuple(Backend))) == whole
-    assert list(run._expected(llama, tuple(Backend))) == [step for step in whole if step != "control"]
-    assert list(run._expected(gemma4, [Backend.TUNIX, Backend.TORCHAX])) == [*whole[:4], *whole[-2:]]
+    assert list(backend_runs._expected(gemma4, tuple(Backend))) == whole
+    assert list(backend_runs._expected(llama, tuple(Backend))) == [
+        step for step in whole if step != "control"
+    ]
+    assert list(backend_runs._expected(gemma4, [Backend.TUNIX, Backend.TORCHAX])) == [*whole[:4], *whole[-2:]]
 
 
 @pytest.mark.parametrize("name", ["gemma4-31b-v5p8", "gemma3-270m-cpu"])
@@ -209,7 +211,9 @@ def test_too_few_backends_are_an_error(
     assert "error[E0920]: " in err and f"--> {tmp_path / 'recipe.yaml'}:11:" in err
     status, _, err = parity(LLAMA, "--backend", "tunix")
     assert status == 1 and "error[E1050]" in err and "--backend NAME of another one" in err
-    monkeypatch.setattr(run, "missing_packages", lambda names: [name for name in names if "torchax" in name])
+    monkeypatch.setattr(
+        backend_runs, "missing_packages", lambda names: [name for name in names if "torchax" in name]
+    )
     status, printed, err = parity(LLAMA, "--backend", "torchax", "--backend", "tunix", "--json")
     (found,) = [finding for finding in json.loads(printed) if finding["severity"] == "error"]
     assert status == 1 and found["code"] == "E1050" and "torchax cannot be imported" in found["message"]

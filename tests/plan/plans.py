@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.lowering.settings import run_settings
+from recipec.compiler.lowering.runtime_settings import run_settings
 from recipec.compiler.plan.results import (
     Collective,
     Estimate,

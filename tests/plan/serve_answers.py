@@ -9,8 +9,8 @@ from typing import Any
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.pages.text import WIDTH, write
 from recipec.compiler.plan.results import Collective, Moved, Timeline
-from recipec.compiler.plan.server_step.results import ServeAnswer, ServeDepth, ServeJob, ServeProgram
-from recipec.compiler.plan.server_step.search import plan_serve
+from recipec.compiler.plan.server_step.server_plan import ServeAnswer, ServeDepth, ServeJob, ServeProgram
+from recipec.compiler.plan.server_step.server_search import plan_serve
 from tests.plan import plans
 
 RECIPE = """\

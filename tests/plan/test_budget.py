@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from recipec.compiler.plan.plan_session import E1002, E1003, E1004, W1005, check_budget
 from recipec.compiler.plan.results import Plan
-from recipec.compiler.plan.session import E1002, E1003, E1004, W1005, check_budget
 from recipec.spec.diagnostics import Diagnostic
 from tests.plan import plans
 

@@ -9,7 +9,7 @@ import pytest
 
 from recipec.compiler.plan.hlo.costs import collectives
 from recipec.compiler.plan.hlo.parse import Array
-from recipec.compiler.plan.hlo.schedule import Rates, schedule
+from recipec.compiler.plan.hlo.read_schedule import Rates, schedule
 from recipec.compiler.plan.results import COPIES
 from recipec.compiler.plan.schedule import Exposed, Loop, Schedule, Start, Transfer, Wait, Work, priced
 from recipec.compiler.plan.timeline import Reached, timeline

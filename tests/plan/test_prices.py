@@ -14,7 +14,7 @@ from recipec.compiler.plan.hlo.assigned import (
     sizes,
     untupled,
 )
-from recipec.compiler.plan.hlo.schedule import Fingerprints
+from recipec.compiler.plan.hlo.read_schedule import Fingerprints
 from recipec.compiler.plan.results import OutOfMemory, Temporary
 from recipec.compiler.plan.schedule import (
     Exposed,

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from recipec.compiler import store
-from recipec.compiler.catalog.families import facts_of
+from recipec.compiler.catalog.family_facts import facts_of
 from recipec.compiler.emitters.train import emit_train
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import run_length as counting
 from recipec.compiler.lowering.at_hand import Unavailable
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import Statistics, quick_statistics, run_length, statistics
-from recipec.compiler.miniature import checkpoint
+from recipec.compiler.miniature import small_checkpoint
 from recipec.compiler.plan.run_hours import planned_length
 from recipec.runtime.data.prepare import prepare
-from recipec.runtime.data.report import SplitReport
+from recipec.runtime.data.row_counts import SplitReport
 from recipec.runtime.data.samples import Samples
 from recipec.runtime.data.tokenizer import load_tokenizer
 from tests.plan.plans import ESTIMATE, lowered
@@ -33,8 +33,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a folder with the quickstart's tokenizer: its special tokens, and one token per byte."""
     folder = tmp_path_factory.mktemp("model")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "VOCABULARY", len(facts_of("gemma4").tokens.special) + 256)
-        checkpoint.write_tokenizer(folder, "gemma4")
+        patch.setattr(small_checkpoint, "VOCABULARY", len(facts_of("gemma4").tokens.special) + 256)
+        small_checkpoint.write_tokenizer(folder, "gemma4")
     return folder
 
 

@@ -32,7 +32,7 @@ from recipec.compiler.plan.server_step.compile import (
 )
 from recipec.compiler.plan.server_step.configuration import cache_reads, serving
 from recipec.compiler.plan.server_step.hlo import AttentionKernel, attention_kernel, read
-from recipec.compiler.plan.server_step.results import (
+from recipec.compiler.plan.server_step.server_plan import (
     COMPILED_SERVING,
     JOB,
     SERVING_SEARCH,

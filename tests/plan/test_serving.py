@@ -11,10 +11,10 @@ import pytest
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lower import lower
 from recipec.compiler.pages.text import write
-from recipec.compiler.roofline.server import plan_serving, too_small
+from recipec.compiler.roofline.server_estimate import plan_serving, too_small
 from recipec.compiler.roofline.server_results import SERVING_PLAN, ServingPlan, StepBounds
 from recipec.compiler.roofline.server_text import document
-from recipec.compiler.vllm.memory import memory_share
+from recipec.compiler.vllm.device_memory import memory_share
 from recipec.spec.load import load
 from tests.plan.plans import lowered
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog.fewer_layers import with_layers
 from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.miniature.fewer_layers import with_layers
 from recipec.compiler.plan.depth import shortened
 from recipec.compiler.plan.planner import placements
 from tests.plan.plans import abstract, lowered

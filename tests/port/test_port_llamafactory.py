@@ -13,7 +13,7 @@ from recipec.port.dialects.llamafactory import target_modules
 from recipec.port.keys import keys_of
 from recipec.port.ledger import Ledger, Verdict
 from recipec.port.meaning import adapters
-from recipec.port.meaning.models import resolve
+from recipec.port.meaning.model_names import resolve
 from recipec.port.port import Asked
 from recipec.port.port import port as port_files
 from recipec.port.read import read

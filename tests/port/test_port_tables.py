@@ -13,7 +13,7 @@ from recipec.port.dialects import KNOWN
 from recipec.port.engine import record, run
 from recipec.port.keys import REASONS, Keys, Row, table
 from recipec.port.ledger import Ledger
-from recipec.port.meaning import adapters, losses, trainer, training
+from recipec.port.meaning import adapters, losses, training, training_arguments
 from recipec.port.source import Sources
 from recipec.spec import words
 from recipec.spec.structure import section_at
@@ -41,7 +41,7 @@ TABLES = {
 SHARED = {
     "common": COMMON,
     "adapters": adapters.FEATURES,
-    "trainer": trainer.KEYS,
+    "trainer": training_arguments.KEYS,
     "losses": (*losses.OF_SFT, *losses.OF_PREFERENCES),
     "losses.dpo": losses.OF_DPO,
     "training": training.OF_OPTIMIZERS,

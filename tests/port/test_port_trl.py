@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from recipec.port.keys import tools
-from recipec.spec.document import Refused
+from recipec.spec.yaml_document import Refused
 from tests.port import dialects
 from tests.port.dialects import samples
 

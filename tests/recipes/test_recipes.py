@@ -12,7 +12,7 @@ import pytest
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.miniature.checkpoint import shrink
+from recipec.compiler.miniature.small_checkpoint import shrink
 from recipec.compiler.new.draft import LEAST_SHARE, Probe, estimated
 from recipec.compiler.plan.results import Plan
 from recipec.spec.load import load

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from recipec.compiler import catalog
 from recipec.compiler.cli.main import app
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
+from recipec.compiler.miniature.small_checkpoint import complete, write_checkpoint
 from recipec.runtime.addresses import path_of
 from recipec.runtime.checkpoints import record, resuming, saving
 from recipec.runtime.checkpoints.steps import choose_step, saved_steps, step_folders, unfinished
@@ -139,7 +139,7 @@ def test_save_failed_by_busy_store_is_skipped_and_next_save_succeeds(
 def test_large_bucket_file_is_complete_or_absent(
     bucket: Bucket, fault: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recipec.runtime.merging.folder.PART", 1 << 20)
+    monkeypatch.setattr("recipec.runtime.merging.output_folder.PART", 1 << 20)
     data = bytes(range(256)) * (5 << 12)
     folder = output_folder(f"{bucket.url}/merged")
     failing = bucket.server.fail(f"{bucket.name}.*upload_id", fault, after=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.report.folder import existing_folder
+from recipec.compiler.report.run_folder import existing_folder
 from recipec.compiler.report.sweep import read_sweep
 from tests.report import writing
 from tests.report.reading import golden, refused, report

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipec.runtime.data.report import DataReport, SplitReport
+from recipec.runtime.data.row_counts import DataReport, SplitReport
 from recipec.runtime.metrics import run_facts
 
 DEVICES = {"platform": "cpu", "kind": "cpu", "count": 8, "processes": 1, "memory_bytes": None}

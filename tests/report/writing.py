@@ -16,9 +16,9 @@ from recipec.runtime.clients import bench_report
 from recipec.runtime.clients.bench_points import LoadPoint, as_json
 from recipec.runtime.clients.bench_report import HourlyPrice, Published
 from recipec.runtime.clients.bench_server import ServerFacts, ServerMachine
-from recipec.runtime.data.report import DataReport, Problems, SplitReport
+from recipec.runtime.data.row_counts import DataReport, Problems, SplitReport
 from recipec.spec.load import load
-from tests.serving import stub_vllm
+from tests.clients import stub_vllm
 
 TPU = """\
 recipe: 1

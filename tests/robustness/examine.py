@@ -13,8 +13,8 @@ from recipec.compiler.explain.explain import explain
 from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering.backend import Backend, others
 from recipec.spec.diagnostics import Diagnostic, has_errors, render_json, render_text
-from recipec.spec.document import LINE_BREAK
 from recipec.spec.load import Loaded, load
+from recipec.spec.yaml_document import LINE_BREAK
 
 
 class Case(NamedTuple):

@@ -79,7 +79,7 @@ SCHEDULES = {
 def write_place(place: Path, layers: Sequence[str] = ("sliding_attention", "full_attention")) -> None:
     """Write model/ (with layers of these kinds), train.jsonl, eval.jsonl and artifact/ into a folder."""
     from recipec.compiler import catalog
-    from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
+    from recipec.compiler.miniature.small_checkpoint import complete, write_checkpoint
 
     config = json.loads(json.dumps(complete(catalog.entries()["recipec/tiny-gemma4"]["config"])))
     config["text_config"] |= {"num_hidden_layers": len(layers), "layer_types": list(layers)}

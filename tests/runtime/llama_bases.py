@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from recipec.runtime.merging.plan import shard_name
+from recipec.runtime.merging.file_plan import shard_name
 from recipec.runtime.model.families import family_of
 from recipec.runtime.weights.checkpoint import CONFIG, INDEX
 from recipec.runtime.weights.safetensors_files import write_arrays

@@ -13,8 +13,8 @@ import numpy as np
 from recipec.runtime.checkpoints.trained_weights import TrainedAdapters
 from recipec.runtime.merging import journal, writer
 from recipec.runtime.merging.arithmetic import Change
-from recipec.runtime.merging.folder import OutputFolder
-from recipec.runtime.merging.plan import AS_BASE, MergePlan, plan_merge
+from recipec.runtime.merging.file_plan import AS_BASE, MergePlan, plan_merge
+from recipec.runtime.merging.output_folder import OutputFolder
 from recipec.runtime.model.adapters import Adapter, build_adapters, lora_settings
 from recipec.runtime.model.selection import trained_whole
 from recipec.runtime.peft.exporting import adapter_config, config_bytes, write_weights

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from recipec.runtime import cache
+from recipec.runtime import compilation_cache
 from recipec.runtime.model.sharding import LIBTPU_FLAGS, compile_with
 from tests.conftest import ROOT
 
@@ -19,7 +19,7 @@ SMALL = """
 import sys
 from collections import Counter
 import jax
-from runtime.cache import keep_compiled
+from runtime.compilation_cache import keep_compiled
 
 events = Counter()
 jax.monitoring.register_event_listener(lambda name, **_: events.update([name.rpartition("/")[2]]))
@@ -43,11 +43,11 @@ def test_copied_compilation_cache_is_used(tmp_path: Path) -> None:
 
 
 def test_cache_directory_resolves_relative_home_and_bucket_paths(tmp_path: Path) -> None:
-    assert cache.cache_directory(None, tmp_path) is None
-    assert cache.cache_directory("cache", tmp_path) == str(tmp_path / "cache")
-    assert cache.cache_directory("/somewhere/else", tmp_path) == "/somewhere/else"
-    assert cache.cache_directory("~/cache", tmp_path) == str(Path.home() / "cache")
-    assert cache.cache_directory("gs://bucket/cache", tmp_path) == "gs://bucket/cache"
+    assert compilation_cache.cache_directory(None, tmp_path) is None
+    assert compilation_cache.cache_directory("cache", tmp_path) == str(tmp_path / "cache")
+    assert compilation_cache.cache_directory("/somewhere/else", tmp_path) == "/somewhere/else"
+    assert compilation_cache.cache_directory("~/cache", tmp_path) == str(Path.home() / "cache")
+    assert compilation_cache.cache_directory("gs://bucket/cache", tmp_path) == "gs://bucket/cache"
 
 
 def test_unwritable_compilation_cache_is_reported_and_not_used(
@@ -55,7 +55,7 @@ def test_unwritable_compilation_cache_is_reported_and_not_used(
 ) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     before = jax.config.jax_compilation_cache_dir
-    cache.keep_compiled(str(tmp_path / "cache"))
+    compilation_cache.keep_compiled(str(tmp_path / "cache"))
     assert jax.config.jax_compilation_cache_dir == before
     assert f"{tmp_path}/cache{os.sep}xla cannot be written" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipec.runtime.data import cache as caching
+from recipec.runtime.data import token_cache as caching
 from recipec.runtime.data import workers
 from recipec.runtime.data.encoding import coding
 from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare

@@ -14,7 +14,7 @@ from recipec.runtime.data.control_tokens import PRIVATE, ControlTokens, special_
 from recipec.runtime.data.encoding import Encoder, coding, show
 from recipec.runtime.data.formats import ParsedSample, parse_chat
 from recipec.runtime.data.prompts import prompts
-from recipec.runtime.data.report import SplitReport
+from recipec.runtime.data.row_counts import SplitReport
 from recipec.runtime.sections import Generations
 from recipec.runtime.settings import DataSettings
 from tests.runtime.chats import CALL, GEMMA4, TOOLS, chat, published, tokenizer

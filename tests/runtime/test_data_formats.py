@@ -11,7 +11,7 @@ import pytest
 from recipec.runtime.data.advice import advice
 from recipec.runtime.data.columns import Unread
 from recipec.runtime.data.formats import PARSERS, ParsedSample, PreferencePair, parse_preference
-from recipec.runtime.data.values import Malformed
+from recipec.runtime.data.row_values import Malformed
 from tests.runtime.chats import chat
 
 CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "sky", "how": {"long": 2}}}}

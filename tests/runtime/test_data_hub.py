@@ -10,9 +10,9 @@ from typing import Any
 import datasets
 import pytest
 
-from recipec.runtime.data.cache import remote_content
-from recipec.runtime.data.files import address_of
+from recipec.runtime.data.file_rows import address_of
 from recipec.runtime.data.sources import open_rows
+from recipec.runtime.data.token_cache import remote_content
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source
 

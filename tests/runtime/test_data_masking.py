@@ -10,7 +10,7 @@ import pytest
 from recipec.runtime.data.encoding import Encoder, coding, show, token_range
 from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.masking import Inconsistent, Renderer
-from recipec.runtime.data.report import SplitReport
+from recipec.runtime.data.row_counts import SplitReport
 from recipec.runtime.data.samples import Sample, Samples
 from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.errors import UserError

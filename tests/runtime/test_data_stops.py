@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 from recipec.runtime.data.encoding import Encoder, coding
 from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.prepare import Tokenizing, prepare
-from recipec.runtime.data.report import SplitReport
+from recipec.runtime.data.row_counts import SplitReport
 from recipec.runtime.data.stops import end_tokens, with_stops, with_stops_for_adapter
 from recipec.runtime.settings import DataSettings, Source, TrainSettings
 from tests.runtime.chats import CALL, GEMMA4, MARKED, TOOLS, chat, published, tokenizer, write

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recipec.runtime.data import files, stream
+from recipec.runtime.data import file_rows, stream
 from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source, TrainSettings
@@ -146,8 +146,8 @@ def test_resumed_stream_reads_one_window_and_no_earlier_shard(
 
         return call
 
-    monkeypatch.setattr(files, "read_file", noted(opened, files.read_file))
-    monkeypatch.setattr(files, "record", noted(parsed, files.record))
+    monkeypatch.setattr(file_rows, "read_file", noted(opened, file_rows.read_file))
+    monkeypatch.setattr(file_rows, "record", noted(parsed, file_rows.record))
     streamed(folder, state, batch=4)
     # A window has rows of at most two shards, and no earlier JSON row is parsed.
     assert 1 <= len(opened) <= 2 and len(parsed) <= 20

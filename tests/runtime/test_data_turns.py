@@ -10,7 +10,7 @@ import pytest
 
 from recipec.runtime.data.formats import parse_chat
 from recipec.runtime.data.masking import Inconsistent, Renderer
-from recipec.runtime.data.report import SplitReport
+from recipec.runtime.data.row_counts import SplitReport
 from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.errors import UserError
 from tests.runtime.chats import CALL, GEMMA4, MARKED, TOOLS, chat, published

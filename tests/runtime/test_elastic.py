@@ -191,7 +191,7 @@ def test_resume_refuses_settings_that_change_the_numbers(tmp_path: Path, change:
 def test_torchax_optimizer_state_is_restored_for_another_accumulation() -> None:
     """Save an optax state of the TorchAX backend after two micro-batches, and restore it for one and four."""
 
-    from recipec.runtime.backends.torchax.checkpoints import after_step
+    from recipec.runtime.backends.torchax.torchax_checkpoints import after_step
 
     parameters = {"w": jnp.arange(8.0)}
     gradients = [{"w": jnp.cos(jnp.arange(8.0) * (i + 1))} for i in range(12)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from recipec.runtime.merging.card import adapter_card, carried, model_card
+from recipec.runtime.merging.model_card import adapter_card, carried, model_card
 from recipec.runtime.model.reach import Reach
 from tests import tiny
 from tests.runtime import chats

@@ -12,8 +12,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from recipec.runtime.errors import UserError
-from recipec.runtime.merging.folder import OutputFolder, RemoteFolder, stale
 from recipec.runtime.merging.job import output_folder
+from recipec.runtime.merging.output_folder import OutputFolder, RemoteFolder, stale
 from tests.refusals import refusal
 
 

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog.fewer_layers import with_layers
+from recipec.compiler.miniature.fewer_layers import with_layers
 from recipec.runtime.model.adapters import LoraSettings, build_adapters, matches, parse_layers
 from recipec.runtime.model.families import FAMILIES, Architecture, UnsupportedCheckpoint, family_of
 from recipec.runtime.model.families.base import Parameter

@@ -23,8 +23,8 @@ from recipec.runtime.model.loading import build
 from recipec.runtime.model.sharding import start_mesh
 from recipec.runtime.settings import MeshSettings, ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
-from recipec.runtime.weights.formats import Fp8, sentence
 from recipec.runtime.weights.headers import Tensor
+from recipec.runtime.weights.quantized_formats import Fp8, sentence
 from recipec.runtime.weights.safetensors_files import CODES, write_arrays
 from tests.runtime import fp8
 from tests.runtime.decoders import EVERY, LIMIT

@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipec.compiler.miniature.checkpoint import write_tokenizer
+from recipec.compiler.miniature.small_checkpoint import write_tokenizer
 from recipec.runtime.errors import UserError
 from tests import tiny
 from tests.runtime import training

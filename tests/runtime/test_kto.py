@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers import AutoTokenizer
 
-from recipec.compiler.miniature.checkpoint import write_tokenizer
+from recipec.compiler.miniature.small_checkpoint import write_tokenizer
 from recipec.runtime.data.batches import TrainingData
 from recipec.runtime.data.prepare import prepare
 from recipec.runtime.errors import UserError
@@ -234,8 +234,8 @@ def test_two_process_kto_pieces_sum_to_whole_micro_batch_loss(
 ) -> None:
     """Sum the pieces of two processes to train.py's loss and metrics, also in a partial step."""
 
-    from recipec.runtime.backends.trl.objectives import objective_of
     from recipec.runtime.backends.trl.pieces import Pieces
+    from recipec.runtime.backends.trl.trl_objectives import objective_of
 
     run = Run(checkpoint, tmp_path / "ours", "kto", fsdp=2, tp=2)
     table, objective = Table(7), objective_of(run.train)

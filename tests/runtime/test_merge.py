@@ -20,8 +20,8 @@ from recipec.runtime.checkpoints.record import check_record
 from recipec.runtime.checkpoints.steps import choose_step, saved_steps, step_losses
 from recipec.runtime.checkpoints.trained_weights import check_model, load_trained
 from recipec.runtime.merging import merge
+from recipec.runtime.merging.file_plan import shard_bytes
 from recipec.runtime.merging.job import checkpoint_digest
-from recipec.runtime.merging.plan import shard_bytes
 from recipec.runtime.merging.tokenizer_files import own_files
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import INDEX, HFCheckpoint

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from recipec.runtime import memory
+from recipec.runtime import process_memory
 from recipec.runtime.checkpoints.trained_weights import TrainedAdapters, load_trained, restore_tree
 from recipec.runtime.merging import merge, verify
 from recipec.runtime.merging.sampling import Sampled, check_tensors
@@ -346,16 +346,16 @@ def test_available_memory_respects_machine_and_container_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    monkeypatch.setattr(memory, "MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    assert memory.available_memory() is None
+    monkeypatch.setattr(process_memory, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(process_memory, "CGROUP", tmp_path)
+    assert process_memory.available_memory() is None
     (tmp_path / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:   80 kB\n")
-    assert memory.available_memory() == 80 * 1024
+    assert process_memory.available_memory() == 80 * 1024
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available_memory() == 80 * 1024
+    assert process_memory.available_memory() == 80 * 1024
     for name, text in (("max", "50000\n"), ("current", "40000\n"), ("stat", "anon 1\ninactive_file 7000\n")):
         (tmp_path / f"memory.{name}").write_text(text)
-    assert memory.available_memory() == 17_000, "a container's limit, less what cannot be dropped"
+    assert process_memory.available_memory() == 17_000, "a container's limit, less what cannot be dropped"
 
 
 def test_verify_warns_about_zero_or_tiny_adapters(

@@ -20,8 +20,8 @@ from recipec.runtime.merging import merge
 from recipec.runtime.model.families import UnsupportedCheckpoint, family_of
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
-from recipec.runtime.weights.formats import Experts
 from recipec.runtime.weights.headers import Tensor
+from recipec.runtime.weights.quantized_formats import Experts
 from recipec.runtime.weights.safetensors_files import write_arrays
 from tests.runtime import decoders, mxfp4
 from tests.runtime.decoders import EVERY

@@ -10,9 +10,9 @@ import pytest
 
 from recipec.compiler.emitters.train import emit_train
 from recipec.compiler.lower import lower
-from recipec.compiler.lowering.settings import SETTINGS
+from recipec.compiler.lowering.runtime_settings import SETTINGS
 from recipec.compiler.roofline import training_step
-from recipec.runtime.merging.card import training_objective
+from recipec.runtime.merging.model_card import training_objective
 from recipec.runtime.settings import TrainSettings
 from recipec.runtime.training import objectives
 from recipec.runtime.training.losses import TOKEN_LOSSES

@@ -22,8 +22,8 @@ from flax import nnx
 from transformers.optimization import Adafactor
 
 from recipec.compiler import catalog, python_text
-from recipec.compiler.catalog.fewer_layers import pattern, with_layers
 from recipec.compiler.lowering.optimization import hyperparameters, matrices, optimizer
+from recipec.compiler.miniature.fewer_layers import pattern, with_layers
 from recipec.runtime.checkpoints.trained_weights import hugging_face
 from recipec.runtime.model.families import family_of
 from recipec.runtime.model.sharding import named

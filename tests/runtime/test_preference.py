@@ -14,7 +14,7 @@ import transformers
 from flax import nnx
 from transformers import AutoTokenizer
 
-from recipec.compiler.miniature.checkpoint import write_tokenizer
+from recipec.compiler.miniature.small_checkpoint import write_tokenizer
 from recipec.runtime.data.prepare import prepare
 from recipec.runtime.model.sharding import shard_rows
 from recipec.runtime.settings import DataSettings, TrainSettings

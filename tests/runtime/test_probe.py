@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from recipec.runtime.model.adapters import lora_settings
 from recipec.runtime.model.random_weights import write_text_model
-from recipec.runtime.probe import machine, numbers, timing
+from recipec.runtime.probe import compare_numbers, machine, timing
 from recipec.runtime.probe.probe import main
 from recipec.runtime.settings import (
     CheckpointSettings,
@@ -72,7 +72,7 @@ def settings() -> RunSettings:
 
 
 def test_changed_weight_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbers, "STEPS", 2)
+    monkeypatch.setattr(compare_numbers, "STEPS", 2)
     config = CONFIG | {"num_hidden_layers": 1}
     for name in ("right", "wrong"):
         (tmp_path / name).mkdir()
@@ -82,15 +82,15 @@ def test_changed_weight_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     weight = "model.layers.0.mlp.up_proj.weight"
     tensors[weight][5, 7] += 0.2
     save_file(tensors, file)
-    mesh = numbers.reference_mesh({"fsdp": 2, "tp": 1})
+    mesh = compare_numbers.reference_mesh({"fsdp": 2, "tp": 1})
 
-    def computed(name: str) -> numbers.Outcome:
+    def computed(name: str) -> compare_numbers.Outcome:
         base = HFCheckpoint.open(tmp_path / name)
-        return numbers.outcome(base, settings(), optax.adam, mesh, "float32", True)
+        return compare_numbers.outcome(base, settings(), optax.adam, mesh, "float32", True)
 
     right = computed("right")
-    assert numbers.compare("here", "float32", right, right).problem is None
-    problem = numbers.compare("here", "float32", computed("wrong"), right).problem
+    assert compare_numbers.compare("here", "float32", right, right).problem is None
+    problem = compare_numbers.compare("here", "float32", computed("wrong"), right).problem
     assert problem is not None and problem.startswith("on here in float32 the miniature differs")
     assert "logits by" in problem and "gradients by" in problem and "\n" not in problem
 
@@ -104,7 +104,7 @@ def test_a_device_that_is_slower_than_the_others_is_named() -> None:
 
 
 def test_beyond_lists_nan_and_differences_above_tolerance() -> None:
-    found = numbers.Compared("here", "bfloat16", {"loss": np.nan, "logits": 0.04, "losses": 0.2})
+    found = compare_numbers.Compared("here", "bfloat16", {"loss": np.nan, "logits": 0.04, "losses": 0.2})
     assert set(found.beyond) == {"loss", "losses"}
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from recipec.compiler import catalog
-from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
+from recipec.compiler.miniature.small_checkpoint import complete, write_checkpoint
 from recipec.runtime import stores
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights import headers

@@ -145,7 +145,7 @@ def test_asft_compares_with_the_model_before_training(tmp_path: Path) -> None:
 def test_train_trl_dft_uses_only_target_log_probabilities() -> None:
     """Compute it from the log-probabilities that TRL's fused head returns, 0 where there is no target."""
 
-    from recipec.runtime.backends.trl.objectives import objective_of
+    from recipec.runtime.backends.trl.trl_objectives import objective_of
 
     generator = torch.Generator().manual_seed(0)
     logits = (3 * torch.randn(3, 11, 37, generator=generator)).requires_grad_()

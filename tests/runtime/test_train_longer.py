@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from recipec.runtime.checkpoints.new_length import Longer, check_length
 from recipec.runtime.checkpoints.record import check_record, renew_record, write_record
-from recipec.runtime.checkpoints.run_length import Longer, check_length
 from recipec.runtime.errors import UserError
 from tests.runtime.artifacts import assert_equal, entries, error_of, saved, steps, train, write_artifact
 from tests.runtime.lives import Lives

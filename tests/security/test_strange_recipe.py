@@ -18,14 +18,14 @@ from recipec.compiler.cli import base as cli_base
 from recipec.compiler.cli.main import app
 from recipec.compiler.errors import ArtifactError
 from recipec.runtime.clients.evaluate_prompts import parse
-from recipec.runtime.data.cache import key
 from recipec.runtime.data.sources import count, records
+from recipec.runtime.data.token_cache import key
 from recipec.runtime.data.tokenizer import chat_template
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source
 from recipec.runtime.untrusted import INTO_A_FILE
-from recipec.spec.document import MOST_FAULTS
 from recipec.spec.load import MOST_EXTENDED, load
+from recipec.spec.yaml_document import MOST_FAULTS
 
 RECIPE = """\
 recipe: 1

@@ -57,8 +57,8 @@ def test_dot_nan_is_read_as_nan() -> None:
     ],
 )
 def test_flow_text_reads_back_as_the_same_value(value: object, text: str) -> None:
-    from recipec.spec.document import read
     from recipec.spec.tree import plain
+    from recipec.spec.yaml_document import read
 
     assert flow(value) == text
     root = read(text, "x").root

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from ruamel.yaml import YAML
 
-from recipec.spec import paths
-from recipec.spec.document import read
+from recipec.spec import key_paths
 from recipec.spec.tree import Mapping, plain, walk
+from recipec.spec.yaml_document import read
 
 TEXT = """\
 # A comment.
@@ -37,7 +37,7 @@ def places(text: str) -> dict[str, tuple[int, int, str]]:
     out = {}
     for where, _, node in walk(root):
         span = node.place.span
-        out[paths.join(where)] = (
+        out[key_paths.join(where)] = (
             span.line,
             span.column,
             span.text[span.column - 1 : span.column - 1 + span.length],
@@ -148,14 +148,14 @@ def test_deep_nesting_is_refused_without_exhausting_the_stack() -> None:
     ],
 )
 def test_key_path_is_split_and_joined_unchanged(path: str, parts: tuple[object, ...]) -> None:
-    assert paths.split(path) == parts
-    assert paths.join(paths.split(path)) == path
+    assert key_paths.split(path) == parts
+    assert key_paths.join(key_paths.split(path)) == path
 
 
 @pytest.mark.parametrize("path", [".a", "a.", "[0]", "a[-1]", "a b", 'a["b]'])
 def test_malformed_key_paths_are_refused(path: str) -> None:
     with pytest.raises(ValueError, match="not a path of a recipe"):
-        paths.split(path)
+        key_paths.split(path)
 
 
 @pytest.mark.parametrize(

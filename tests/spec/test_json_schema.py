@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from recipec.spec.document import read
 from recipec.spec.schema import json_schema, modeline, text
 from recipec.spec.tree import plain
+from recipec.spec.yaml_document import read
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.miniature.checkpoint import write_tokenizer
+from recipec.compiler.miniature.small_checkpoint import write_tokenizer
 from tests import tiny
 
 

@@ -17,8 +17,8 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from recipec.compiler.cli.main import app
-from recipec.compiler.report import folder as folders
-from recipec.compiler.report.folder import Folder, open_folder
+from recipec.compiler.report import run_folder as folders
+from recipec.compiler.report.run_folder import Folder, open_folder
 from recipec.compiler.watch import watch as watching
 from recipec.compiler.watch.watch import WatchedRun, screen
 from tests.watch.watching import LOCK, append, entry, lines, state, write_run

@@ -18,20 +18,27 @@ from pathlib import Path
 from typing import Any
 
 from recipec.compiler import store
-from recipec.compiler.catalog.families import architecture_class
-from recipec.compiler.catalog.fewer_layers import period
+from recipec.compiler.catalog.family_facts import architecture_class
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import hardware, pins
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.miniature.fewer_layers import period
 from recipec.compiler.plan.results import Collective
 from recipec.compiler.plan.server_step import environment
 from recipec.compiler.plan.server_step.hlo import read
-from recipec.compiler.plan.server_step.results import ANSWER, JOB, Bucket, ServeAnswer, ServeJob, ServeProgram
+from recipec.compiler.plan.server_step.server_plan import (
+    ANSWER,
+    JOB,
+    Bucket,
+    ServeAnswer,
+    ServeJob,
+    ServeProgram,
+)
 from recipec.compiler.plan.timeline import combined
 from recipec.compiler.vllm import blocks
+from recipec.compiler.vllm.device_memory import memory_share
 from recipec.compiler.vllm.features import runs_jax_model
 from recipec.compiler.vllm.flags import by_flag
-from recipec.compiler.vllm.memory import memory_share
 
 PREFILL_TOKENS = 1024
 """The largest prefill step that is compiled, because larger steps take minutes longer. Gemma 4 31B's step of
@@ -163,7 +170,7 @@ def depths(program: Program, exact: bool) -> list[tuple[int, ...]]:
     return [(count,), short] if exact else [short]
 
 
-WORKER = Path(__file__).with_name("worker.py")
+WORKER = Path(__file__).with_name("server_worker.py")
 SOURCES = tuple(WORKER.with_name(f"{name}.py") for name in ("worker", "hlo"))
 """Files that an answer depends on, besides the job."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from recipec.compiler.pages.document import Block, Document, Section, Table, Text
 from recipec.compiler.pages.numbers import duration, gib_number, milliseconds, traffic
 from recipec.compiler.plan.fit import yaml_lines
-from recipec.compiler.plan.server_step.results import (
+from recipec.compiler.plan.server_step.server_plan import (
     CompiledServing,
     ServingCandidate,
     ServingPoint,

@@ -19,7 +19,7 @@ from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.server_step.compile import Run, Say, compile_program, extrapolated, padded
 from recipec.compiler.plan.server_step.hlo import attention_kernel
-from recipec.compiler.plan.server_step.results import (
+from recipec.compiler.plan.server_step.server_plan import (
     Bucket,
     CompiledServing,
     ServeAnswer,

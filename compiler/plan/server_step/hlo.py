@@ -12,7 +12,7 @@ from recipec.compiler.lowering.hardware import from_topology
 from recipec.compiler.plan import rates
 from recipec.compiler.plan.hlo.costs import collectives
 from recipec.compiler.plan.hlo.parse import executed, parse
-from recipec.compiler.plan.hlo.schedule import schedule
+from recipec.compiler.plan.hlo.read_schedule import schedule
 from recipec.compiler.plan.kernels import NUMBERS, TARGET
 from recipec.compiler.plan.schedule import priced
 from recipec.compiler.plan.timeline import timeline

@@ -58,7 +58,7 @@ from ...settings import ModelSettings
 from ...weights.checkpoint import HFCheckpoint
 from .configs import floats
 from .placement import adapter_specs, tensor_specs
-from .quantized import QuantizedLinear, replace_linears, shapes, spread, tensor_layouts
+from .quantized_base import QuantizedLinear, replace_linears, shapes, spread, tensor_layouts
 
 PREFIX = "model."
 HEAD = "lm_head.weight"

@@ -22,9 +22,9 @@ from ...settings import ModelSettings
 from ...training.losses import Batch
 from ...training.step import TrainState
 from ...training.trace import Trace, count_targets
-from .checkpoints import Checkpoints
 from .hf_model import Arrays
-from .step import Step
+from .torchax_checkpoints import Checkpoints
+from .torchax_step import Step
 
 PACKAGES = ("jax", "torchax", "torch", "transformers", "peft", "optax")
 

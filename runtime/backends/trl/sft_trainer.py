@@ -23,9 +23,9 @@ from trl.trainer.utils import add_fused_lm_head
 from ...data.batches import Batch, eval_losses
 from ...sections import EarlyStopping
 from ...training.early_stopping import Evaluations
-from .checkpoints import DATA, TRAINED
-from .objectives import Objective
 from .pieces import Pieces
+from .trl_checkpoints import DATA, TRAINED
+from .trl_objectives import Objective
 
 Numbers = dict[str, float]
 

@@ -23,7 +23,7 @@ from ..peft_model import Pairs, attach, full_parameters, load_model, set_adapter
 
 @dataclass(frozen=True)
 class TrlSettings:
-    """What a generated train_trl.py states about its recipe, as `runtime.backends.trl.run.run` takes it."""
+    """What a generated train_trl.py states about its recipe, as `trl_run.run` takes it."""
 
     model: ModelSettings
     lora: LoraSettings | None

@@ -373,7 +373,7 @@ class Family(ABC):
         return quantization is None or method in self.quantized
 
     def miniature(self, config: Mapping[str, Any], small: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the keys of a miniature's config.json that compiler.miniature.checkpoint does not make.
+        """Return the keys of a miniature's config.json that miniature/small_checkpoint.py does not make.
 
         Args:
             config: the original's.

@@ -1,6 +1,6 @@
 """gpt-oss: experts in every layer, attention sinks, every second layer with a window.
 
-It is published with its experts in MXFP4 (runtime/weights/formats.py), and trained here in bfloat16.
+It is published with its experts in MXFP4 (runtime/weights/quantized_formats.py). It is trained in bfloat16.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from recipec.runtime.merging import merge
-from recipec.runtime.merging.folder import OutputFolder
 from recipec.runtime.merging.journal import JOURNAL
+from recipec.runtime.merging.output_folder import OutputFolder
 from recipec.runtime.settings import ModelSettings
 from tests.runtime.llama_bases import contents
 

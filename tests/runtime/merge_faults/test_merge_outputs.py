@@ -13,9 +13,9 @@ from typing import IO, Any
 
 import pytest
 
-from recipec.runtime.merging.folder import RemoteFolder
 from recipec.runtime.merging.job import output_folder
 from recipec.runtime.merging.journal import JOURNAL
+from recipec.runtime.merging.output_folder import RemoteFolder
 from recipec.runtime.peft.names import WEIGHTS
 from recipec.runtime.weights.checkpoint import INDEX
 from tests.runtime.llama_bases import contents, write_base

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from recipec.runtime.errors import UserError
-from recipec.runtime.merging import folder as folders
 from recipec.runtime.merging import merge, writer
-from recipec.runtime.merging.folder import OutputFolder
+from recipec.runtime.merging import output_folder as folders
 from recipec.runtime.merging.job import MergeSettings
 from recipec.runtime.merging.journal import JOURNAL, Journal
+from recipec.runtime.merging.output_folder import OutputFolder
 from recipec.runtime.merging.writer import Behind
 from recipec.runtime.weights.checkpoint import CONFIG, INDEX, HFCheckpoint
 from tests.runtime.llama_bases import contents
