@@ -1,7 +1,7 @@
 """A compiled step as a schedule of plain values, and the prices of its operations from libtpu's own cycles.
 
-`hlo/read_schedule.py` reads both from the step's HLO text, and `timeline.py` runs the schedule. Every figure is in
-seconds at the full published rates of the device.
+`hlo/read_schedule.py` reads both from the step's HLO text, and `timeline.py` runs the schedule. Every figure
+is in seconds at the full published rates of the device.
 
 libtpu first schedules a step. It then chooses the tiling of each operation while it generates code, which
 takes most of a compile. The same operation has the same cycles anywhere in a program. So a plan compiles a

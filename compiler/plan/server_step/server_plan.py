@@ -1,7 +1,7 @@
 """The job and the results of planning a server by compiling its step, as plain values and as JSON.
 
-The worker (server_worker.py) runs where this project is not installed, and reads and writes JSON. Bytes are for one
-device, and seconds are for a replica's step. Nothing here is measured on a TPU.
+The worker (server_worker.py) runs where this project is not installed, and reads and writes JSON. Bytes are
+for one device, and seconds are for a replica's step. Nothing here is measured on a TPU.
 """
 
 from __future__ import annotations
