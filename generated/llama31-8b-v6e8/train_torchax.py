@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for a copied 
 
 try:
     import optax
-    from runtime.backends.arguments import parse_arguments
-    from runtime.backends.torchax.train import run
+    from runtime.backends.backend_arguments import parse_arguments
+    from runtime.backends.torchax.torchax_run import run
     from runtime.model.adapters import LoraSettings
     from runtime.sections import Log, Source
     from runtime.settings import (

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for a copied run
 
 try:
     import torch
-    from runtime.backends.trl.run import parse_arguments, run
+    from runtime.backends.trl.trl_run import parse_arguments, run
     from runtime.model.adapters import LoraSettings
     from runtime.sections import Log, Source
     from runtime.settings import (
