@@ -86,22 +86,33 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a one-layer model, which is fast to trace, data and an artifact."""
+def shared_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a one-layer model, which is fast to trace, data, an artifact and compiled programs.
+
+    Tests do not write to it. Each gets its own copy: see `place`.
+    """
     from tests.runtime import artifacts
 
-    place = tmp_path_factory.mktemp("run")
-    artifacts.write_place(place, layers=["sliding_attention"])
-    return place
+    folder = tmp_path_factory.mktemp("run")
+    artifacts.write_place(folder, layers=["sliding_attention"])
+    return folder
+
+
+@pytest.fixture
+def place(shared_place: Path, tmp_path: Path) -> Path:
+    """A test's own folder with that model, data and artifact, where its runs write their outputs."""
+    from tests.runtime import artifacts
+
+    return artifacts.copy_place(shared_place, tmp_path / "place")
 
 
 @pytest.fixture(scope="session")
-def lives(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+def lives(shared_place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
     """A starter of processes that run a train.py: one for all modules, because it imports for seconds."""
     from tests.runtime import artifacts
     from tests.runtime.lives import Lives
 
-    lives = Lives(artifacts.environment(place), tmp_path_factory.mktemp("lives"))
+    lives = Lives(artifacts.environment(shared_place), tmp_path_factory.mktemp("lives"))
     yield lives
     lives.close()
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.hosts.processes import DUMPED, PATIENT, PEER, Processes, begun, dumped_rows, light, losses, start
 from tests.ports import free_port
-from tests.runtime.artifacts import SLOW, assert_equal, saved, steps, train, write_artifact
+from tests.runtime.artifacts import SLOW, assert_equal, copy_place, saved, steps, train, write_artifact
 from tests.runtime.lives import Lives
 
 pytestmark = pytest.mark.e2e
@@ -66,12 +66,19 @@ trainer.Trainer._step = paced
 
 
 @pytest.fixture(scope="module")
-def slow(place: Path, lives: Lives) -> Path:
+def shared_slow(shared_place: Path, lives: Lives, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make an artifact of two processes with steps of two seconds, and the result of an undisturbed run."""
+    place = copy_place(shared_place, tmp_path_factory.mktemp("slow") / "place")
     write_artifact(place / "slow", prelude=light(PAIR, more=SLOW.format(seconds=2)), steps=STEPS, every=1)
     write_artifact(place / "quick", prelude=light(PAIR), steps=STEPS, every=1)
     assert train(lives, place, "undisturbed", artifact="quick").status == 0
     return place
+
+
+@pytest.fixture
+def slow(shared_slow: Path, tmp_path: Path) -> Path:
+    """Copy these into a test's own folder."""
+    return copy_place(shared_slow, tmp_path / "slow")
 
 
 def same_end(place: Path, output: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from tests.conftest import IN_ONE_PIECE
 from tests.runtime.lives import ROOT, Life, Lives
 
 STEPS = 10
+COMPILED = "compiled"
+"""The folder of JAX's cache of compiled programs."""
 
 SCRIPT = """
 import sys
@@ -98,6 +101,11 @@ def write_place(place: Path, layers: Sequence[str] = ("sliding_attention", "full
     write_artifact(place / "artifact")
 
 
+def copy_place(place: Path, folder: Path) -> Path:
+    """Copy such a folder without its compiled programs, and return the copy."""
+    return shutil.copytree(place, folder, ignore=shutil.ignore_patterns(COMPILED))
+
+
 def write_artifact(folder: Path, **changes: Any) -> None:
     """Write train.py and recipe.lock.json.
 
@@ -143,7 +151,7 @@ def environment(place: Path) -> Mapping[str, str]:
     clean = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     return clean | {
         "XLA_FLAGS": f"{QUICK_TO_COMPILE} {IN_ONE_PIECE}",
-        "JAX_COMPILATION_CACHE_DIR": str(place / "compiled"),
+        "JAX_COMPILATION_CACHE_DIR": str(place / COMPILED),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
 

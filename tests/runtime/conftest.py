@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,16 +14,30 @@ from tests.runtime import artifacts
 
 
 @pytest.fixture(scope="session")
-def whole(place: Path) -> subprocess.CompletedProcess[str]:
-    """An uninterrupted run with which others are compared. It starts as users start theirs."""
-    return subprocess.run(
-        [sys.executable, *artifacts.script(place, "whole")],
-        env=dict(artifacts.environment(place)),
+def shared_whole(
+    shared_place: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The output of an uninterrupted run, and its process. It starts as users start theirs."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = subprocess.run(
+        [sys.executable, *artifacts.script(shared_place, str(folder))],
+        env=dict(artifacts.environment(shared_place)),
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
+    return folder, done
+
+
+@pytest.fixture
+def whole(
+    place: Path, shared_whole: tuple[Path, subprocess.CompletedProcess[str]]
+) -> subprocess.CompletedProcess[str]:
+    """An uninterrupted run with which others are compared. A copy of its output is in the test's place."""
+    folder, done = shared_whole
+    shutil.copytree(folder, place / "whole")
+    return done
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,17 @@ from tests.runtime.artifacts import STEPS, assert_equal, entries, steps, train, 
 from tests.runtime.lives import Lives
 
 
+@pytest.mark.parametrize("turn", ["first", "second"])
+def test_no_test_sees_what_another_wrote(
+    turn: str, place: Path, whole: subprocess.CompletedProcess[str]
+) -> None:
+    """Write under the same names in two tests, also into the shared run and its data."""
+    for name in ("train.jsonl", "whole/checkpoints/metrics.jsonl"):
+        assert (place / name).read_text()
+        (place / name).write_text("")
+    (place / "run").mkdir()
+
+
 def test_run_prints_summary_and_writes_logs_and_checkpoints(
     place: Path, whole: subprocess.CompletedProcess[str]
 ) -> None:
