@@ -178,9 +178,10 @@ def console(stream: Any = None, width: int | None = None) -> Console:
     )
 
 
-def columns() -> int | None:
-    """Return the columns of stdout; None if it is not a terminal."""
-    return console().width if sys.stdout.isatty() else None
+def columns(stream: Any = None) -> int | None:
+    """Return the columns of a stream, of stdout if None; None if it is not a terminal."""
+    stream = stream or sys.stdout
+    return console(stream).width if stream.isatty() else None
 
 
 def _begin() -> None:

@@ -140,22 +140,3 @@ def rounded(qat: FakeQuantization) -> str:
     """Name what train.qat rounds: "weights to int4 in groups of 32, activations to int8"."""
     inputs = f", activations to {qat.activations}" if qat.activations else ""
     return f"weights to {qat.weights} in groups of {qat.group_size}{inputs}"
-
-
-def table(rows: Sequence[Sequence[str]], head: Sequence[str] | None = None, widest: int = 72) -> list[str]:
-    """Format rows as aligned columns. A cell wider than `widest` shifts only the rest of its own row."""
-    every = [head, *rows] if head else list(rows)
-    if not every:
-        return []
-    columns = range(max(len(row) for row in every))
-    widths = [
-        max((len(row[i]) for row in every if i < len(row) and len(row[i]) <= widest), default=0)
-        for i in columns
-    ]
-    lines = [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)).rstrip()
-        for row in every
-    ]
-    if head:
-        lines.insert(1, "  ".join("-" * width for width in widths))
-    return lines

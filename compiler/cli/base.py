@@ -11,7 +11,6 @@ import typer
 
 from recipec.compiler.terminal import (
     color,
-    columns,
     console,
     doing,
     manner,
@@ -181,12 +180,7 @@ def has_errors(diagnostics: Sequence[Diagnostic]) -> bool:
 
 
 def print_document(document: Document, most: int | None = None) -> None:
-    """Print a document as text: within the width of a terminal, or with each row of a table on one line.
-
-    Args:
-        most: the columns that it takes at most, in any place.
-    """
+    """Print a document on stdout as text, as `compiler.pages.text.show` does."""
     from recipec.compiler.pages import text
 
-    widths = [width for width in (columns(), most) if width is not None]
-    result(text.write(document, min(widths, default=None)), end="")
+    text.show(document, most)

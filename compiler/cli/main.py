@@ -88,7 +88,7 @@ def explain(
     problem = None if path is None else unknown_path(path, loaded)
     if problem is not None or lowered.program is None:
         fail(lowered.diagnostics if problem is None else [problem])
-    result(explained(lowered.program, loaded, path), end="")
+    print_document(explained(lowered.program, loaded, path))
 
 
 @app.command()

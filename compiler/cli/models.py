@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from recipec.compiler.cli.base import AsJson, fail, group, note, result, tell
+from recipec.compiler.cli.base import AsJson, fail, group, note, print_document, result, tell
 
 LIST = "list"
 
@@ -47,13 +47,16 @@ def list_models(
     import json
     from dataclasses import asdict
 
+    from recipec.compiler.explain.catalog_table import document, unknown
     from recipec.compiler.explain.catalog_table import models as known
-    from recipec.compiler.explain.catalog_table import text, unknown
 
-    found = known(word)
-    if not found:
+    models = known(word)
+    if not models:
         fail([unknown(word)], "json" if as_json else "text")
-    result(json.dumps([asdict(one) for one in found], indent=2) if as_json else text(found))
+    if as_json:
+        result(json.dumps([asdict(model) for model in models], indent=2))
+    else:
+        print_document(document(models))
 
 
 @app.command()

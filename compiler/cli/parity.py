@@ -19,14 +19,13 @@ from recipec.compiler.cli.base import (
     Sets,
     fail,
     on_ctrl_c,
+    print_document,
     read_program,
     show,
 )
 from recipec.compiler.lowering.backend import Backend
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from recipec.compiler.lowering.program import Program
     from recipec.compiler.parity.backend_runs import Backends
 
@@ -60,11 +59,7 @@ def parity(
 
     Exits with 1 if two backends differ by more than the limits.
     """
-    from recipec.compiler.rehearse.pipeline import new_console
-
     limits = _limits(tolerances or ())
-    # With --json, stdout is the JSON's alone.
-    console = new_console(sys.stderr if as_json else None)
     if compare:
         if keep or backends or sets:
             raise typer.BadParameter(
@@ -72,16 +67,19 @@ def parity(
             )
         if len(paths) < 2:
             raise typer.BadParameter("name at least two traces: A.npz B.npz", param_hint="--compare")
-        raise typer.Exit(_compare(paths, limits, as_json, console))
+        raise typer.Exit(_compare(paths, limits, as_json))
     if len(paths) > 1:
         raise typer.BadParameter("give one recipe; to compare traces, add --compare", param_hint="RECIPE")
     if paths[0].suffix == ".npz":
         raise typer.BadParameter(f"{paths[0]} looks like a trace: add --compare", param_hint="RECIPE")
     from recipec.compiler.parity.backend_runs import parity as compared
+    from recipec.compiler.rehearse.pipeline import new_console
 
     format: Format = "json" if as_json else "text"
     program, chosen = _chosen(paths[0], sets, backends or tuple(Backend), format)
     on_ctrl_c(None)
+    # With --json, stdout is the JSON's alone.
+    console = new_console(sys.stderr if as_json else None)
     found = compared(program, chosen, steps, keep, limits, console)
     if as_json:
         print(json.dumps(found.to_dict(), indent=2))
@@ -103,8 +101,8 @@ def _chosen(
     return program, chosen
 
 
-def _compare(paths: Sequence[Path], limits: dict[str, float], as_json: bool, console: Console) -> int:
-    from recipec.compiler.parity.compare import compare_files, print_rows, to_dict
+def _compare(paths: Sequence[Path], limits: dict[str, float], as_json: bool) -> int:
+    from recipec.compiler.parity.compare import compare_files, document, to_dict
     from recipec.runtime.errors import UserError, report
 
     try:
@@ -115,7 +113,7 @@ def _compare(paths: Sequence[Path], limits: dict[str, float], as_json: bool, con
     if as_json:
         print(json.dumps(to_dict(rows), indent=2))
     else:
-        print_rows(console, title, rows)
+        print_document(document(title, rows))
     return DONE if all(row.ok for row in rows) else FAILED
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from recipec.compiler import catalog
 from recipec.compiler.catalog import E0801, E0803, family_facts
+from recipec.compiler.pages.document import Document, Section, Table, Text
 from recipec.compiler.vllm.features import implementation
-from recipec.compiler.wording import listing, quantity, table
+from recipec.compiler.wording import listing, quantity
 from recipec.runtime.model.families import FAMILIES, Architecture, Family
 from recipec.runtime.model.reach import reach
 from recipec.spec.diagnostics import Diagnostic
@@ -61,28 +62,28 @@ def models(word: str) -> list[KnownModel]:
     return [_known(id) for id in found]
 
 
-def text(found: Sequence[KnownModel]) -> str:
-    """Return what the command prints: a table for each family, all of the same width."""
-    grouped: dict[tuple[str, bool, str | None], list[KnownModel]] = {}
-    for m in found:
-        grouped.setdefault((m.family, m.splash, m.served), []).append(m)
-    rows = [m for group in grouped.values() for m in group]
-    out: list[str] = []
-    lines = iter(table([(m.id, quantity(m.parameters), "tuned for chat" if m.chat else "") for m in rows]))
-    for (family, splash, served), group in grouped.items():
-        out += [f"{family}: {'splash attention, ' if splash else ''}served by {served}"]
-        out += [*(f"  {next(lines)}" for _ in group), ""]
-    if found:
-        out.append(
+def document(models: Sequence[KnownModel]) -> Document:
+    """Return the models as a table for each family, and for each kind of server within one."""
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for model in models:
+        attention = "splash attention, " if model.splash else ""
+        row = (model.id, quantity(model.parameters), "tuned for chat" if model.chat else "")
+        groups.setdefault(f"{model.family}: {attention}served by {model.served}", []).append(row)
+    sections = [Section("", title, (), [Table((), rows, words=(2,))]) for title, rows in groups.items()]
+    return Document("", [*sections, Section("", "", (), [*map(Text, _sentences(models))])])
+
+
+def _sentences(models: Sequence[KnownModel]) -> Iterator[str]:
+    if models:
+        yield (
             "Each is trained with LoRA, with QLoRA, or in all its weights; a copy is recognized as its "
             "original."
         )
-    for known in found:
-        if known.copy is not None:
-            quantized = catalog.is_quantized(known.copy)
-            why = f" whose weights are stored quantized: use {known.id}" if quantized else ""
-            out.append(f"{known.copy} is a copy of {known.id}{why}")
-    return "\n".join(out)
+    for model in models:
+        if model.copy is not None:
+            quantized = catalog.is_quantized(model.copy)
+            why = f" whose weights are stored quantized: use {model.id}" if quantized else ""
+            yield f"{model.copy} is a copy of {model.id}{why}"
 
 
 def unknown(word: str) -> Diagnostic:

@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler import catalog
@@ -20,6 +19,7 @@ from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.run_length import held_out, run_length, warmup_steps
 from recipec.compiler.lowering.runtime_settings import SETTINGS
 from recipec.compiler.lowering.sizes import BYTES, needs_master_weights
+from recipec.compiler.pages.document import Block, Document, Items, Table, Text, sheet
 from recipec.compiler.vllm.device_memory import weight_size
 from recipec.compiler.wording import (
     KINDS,
@@ -29,7 +29,6 @@ from recipec.compiler.wording import (
     quantity,
     ranges,
     split_layer,
-    table,
     which_layers,
 )
 from recipec.runtime.model.adapters import Adapter, Projection, arrays_of
@@ -49,12 +48,8 @@ if TYPE_CHECKING:
     from recipec.spec.load import Loaded
 
 
-WIDTH = 100
-"""The width in columns to which descriptions are wrapped."""
-
-
-def explain(program: Program, loaded: Loaded, path: str | None = None) -> str:
-    """Return the text that the command prints.
+def explain(program: Program, loaded: Loaded, path: str | None = None) -> Document:
+    """Return what the command prints.
 
     Args:
         program: the recipe's program.
@@ -64,14 +59,10 @@ def explain(program: Program, loaded: Loaded, path: str | None = None) -> str:
     if path is None:
         return _whole(program, loaded)
     parts = split(path)
-    out = [*_described(program.recipe, parts), ""]
     values = [(p, v) for p, v in leaves(program.recipe) if p[: len(parts)] == parts]
-    out += table([_row(p, v, program, loaded) for p, v in values])
-    out += _choices(parts)
-    said = detail(parts, program)
-    if said:
-        out += ["", *said]
-    return "\n".join(out) + "\n"
+    blocks = [[_values(values, program, loaded)], _choices(parts), *detail(parts, program)]
+    sections = sheet("", *filter(None, blocks)).sections
+    return Document(path, sections, sentence=_described(program.recipe, parts))
 
 
 E0040 = Code(
@@ -130,23 +121,25 @@ def leaves(section: Section, above: tuple[Part, ...] = ()) -> Iterator[tuple[tup
             yield path, value
 
 
-def _whole(program: Program, loaded: Loaded) -> str:
-    recipe = program.recipe
-    out = []
+def _whole(program: Program, loaded: Loaded) -> Document:
     sections: dict[str, list[tuple[tuple[Part, ...], Any]]] = {}
-    for parts, value in leaves(recipe):
+    for parts, value in leaves(program.recipe):
         # recipe, name and extends make one block.
         sections.setdefault(str(parts[0]) if len(parts) > 1 else "", []).append((parts, value))
-    for name, values in sections.items():
-        out += table([_row(parts, value, program, loaded) for parts, value in values])
-        out += [f"  -> {line}" for line in summary(name, program)]
-        out.append("")
-    return "\n".join(out).rstrip("\n") + "\n"
+    return sheet(
+        "",
+        *(
+            [_values(values, program, loaded), Items(summary(name, program))]
+            for name, values in sections.items()
+        ),
+    )
 
 
-def _row(parts: tuple[Part, ...], value: Any, program: Program, loaded: Loaded) -> list[str]:
-    path = join(parts)
-    return [path, flow(value), _origin(path, program, loaded)]
+def _values(values: Sequence[tuple[tuple[Part, ...], Any]], program: Program, loaded: Loaded) -> Table:
+    """Return the paths with their values, and where these come from."""
+    paths = [(join(parts), value) for parts, value in values]
+    rows = [(path, flow(value), _origin(path, program, loaded)) for path, value in paths]
+    return Table((), rows, words=(1, 2))
 
 
 def _origin(path: str, program: Program, loaded: Loaded) -> str:
@@ -162,8 +155,8 @@ def _lock(program: Program) -> str | None:
     return program.model_origin.replace("config.json", LOCK)
 
 
-def _described(recipe: Any, parts: tuple[Part, ...]) -> list[str]:
-    """Return the path, and the schema's description of it."""
+def _described(recipe: Any, parts: tuple[Part, ...]) -> str:
+    """Return the schema's description of a path."""
     node, text = recipe, ""
     for part in parts:
         if isinstance(node, Section) and isinstance(part, str):
@@ -171,18 +164,18 @@ def _described(recipe: Any, parts: tuple[Part, ...]) -> list[str]:
             node = getattr(node, part)
         elif isinstance(node, list) and isinstance(part, int):
             node = node[part]
-    return [join(parts), *(f"  {line}" for line in wrap(text, WIDTH - 2))]
+    return text
 
 
-def _choices(parts: tuple[Part, ...]) -> list[str]:
+def _choices(parts: tuple[Part, ...]) -> list[Block]:
     """Return the words that a key takes, each with its meaning; nothing for other keys."""
     field = field_at(parts)
     words = choices_of(field.annotation)[0] if field else []
     extra = field.json_schema_extra if field else None
     meanings = extra.get("x-choices") if isinstance(extra, dict) else None
     meanings = meanings if isinstance(meanings, dict) else {}
-    rows = [[word, str(meanings.get(word, ""))] for word in words]
-    return ["", "choices:", *(f"  {line}" for line in table(rows))] if rows else []
+    rows = [(word, str(meanings.get(word, ""))) for word in words]
+    return [Table(("choice", "meaning"), rows, words=(1,))] if rows else []
 
 
 def summary(section: str, program: Program) -> list[str]:
@@ -190,16 +183,14 @@ def summary(section: str, program: Program) -> list[str]:
     return SUMMARIES[section](program) if section in SUMMARIES else []
 
 
-def detail(parts: Sequence[Part], program: Program) -> list[str]:
-    """Describe everything that is known about a path of the recipe."""
+def detail(parts: Sequence[Part], program: Program) -> list[Sequence[Block]]:
+    """Return everything that is known about a path of the recipe, as blocks by topic."""
     section = str(parts[0])
     if section == "train" and len(parts) > 1:
-        return TRAIN_DETAILS.get(str(parts[1]), _batches)(program)
-    out = summary(section, program)
-    more = DETAILS.get(section)
-    if more is None:
-        return out
-    return [*out, *([""] if out else []), *more(program)]
+        sentences = TRAIN_DETAILS.get(str(parts[1]), _batches)(program)
+    else:
+        sentences = summary(section, program)
+    return [[*map(Text, sentences)], *(DETAILS[section](program) if section in DETAILS else [])]
 
 
 def _model(program: Program) -> list[str]:
@@ -265,7 +256,7 @@ def _local_shape(shape: Sequence[int], spec: Spec, axes: dict[str, int]) -> tupl
     return tuple(n // shards(axis, axes) for n, axis in zip(shape, spec, strict=True))
 
 
-def _shardings(program: Program) -> list[str]:
+def _shardings(program: Program) -> list[Sequence[Block]]:
     """Return the PartitionSpec of every parameter and adapter, one row for all layers with the same one."""
     groups: dict[tuple[str, tuple[int, ...], Spec], list[str]] = {}
     arrays = [(p.path, p.shape, p.spec) for p in program.parameters]
@@ -289,7 +280,8 @@ def _shardings(program: Program) -> list[str]:
                 _shape(_local_shape(shape, spec, axes)),
             ]
         )
-    return table(rows, ["parameter", "layers", "shape", "PartitionSpec", "on a device"], widest=48)
+    head = ("parameter", "layers", "shape", "PartitionSpec", "on a device")
+    return [[Table(head, rows, words=(1, 2, 3, 4))]]
 
 
 def _layers(program: Program, layers: Sequence[int]) -> str:
@@ -363,7 +355,7 @@ def scales(program: Program) -> str:
     return f"scale alpha / {by} = {listing(f'{scale:g}' for scale in found)}"
 
 
-def _adapters(program: Program) -> list[str]:
+def _adapters(program: Program) -> list[Sequence[Block]]:
     """Return Tunix's names and the number of parameters for each target."""
     rows: list[list[str]] = []
     totals: dict[str, int] = {}
@@ -390,12 +382,11 @@ def _adapters(program: Program) -> list[str]:
                 f"{count:,}",
             ]
         )
-    out = table(rows, ["target", "weight", "layers", "lora_a x lora_b", "trained"], widest=44)
-    out += ["", *table([[name, f"{count:,}"] for name, count in totals.items()], ["target", "in all"])]
+    arrays = Table(("target", "weight", "layers", "lora_a x lora_b", "trained"), rows, words=(1, 2, 3))
+    targets = Table(("target", "in all"), [(name, f"{count:,}") for name, count in totals.items()])
     both = sum(totals.values()) - program.trainable_parameters
-    if both:
-        out.append(f"an A that projections share is counted for each of them: {both:,} of these twice")
-    return out
+    twice = f"an A that projections share is counted for each of them: {both:,} of these twice"
+    return [[arrays], [targets, *([Text(twice)] if both else [])]]
 
 
 def _projection_size(adapter: Adapter, part: Projection) -> int:
@@ -751,7 +742,7 @@ SUMMARIES: dict[str, Callable[[Program], list[str]]] = {
 }
 """The functions behind `summary`, by section."""
 
-DETAILS: dict[str, Callable[[Program], list[str]]] = {
+DETAILS: dict[str, Callable[[Program], list[Sequence[Block]]]] = {
     "mesh": _shardings,
     "sharding": _shardings,
     "lora": _adapters,

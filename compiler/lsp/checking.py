@@ -11,6 +11,7 @@ from recipec.compiler.explain.explain import explain as explained
 from recipec.compiler.explain.explain import unknown_path
 from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lsp.process import Checked, EditorDocument, Fix, Position
+from recipec.compiler.pages import text
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic, Span, accepted
 from recipec.spec.key_paths import Part, join, split
@@ -56,7 +57,7 @@ def explain(document: EditorDocument, at: Position) -> tuple[str, Span] | None:
         path = path[:-1]
     if lowered.program is None or not path:
         return None
-    return explained(lowered.program, loaded, join(path)), span
+    return text.write(explained(lowered.program, loaded, join(path))), span
 
 
 def base(document: EditorDocument, at: Position) -> Span | None:

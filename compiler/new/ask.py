@@ -27,7 +27,8 @@ from recipec.compiler.new.machines import (
     named,
     of_generation,
 )
-from recipec.compiler.terminal import console
+from recipec.compiler.pages import text
+from recipec.compiler.pages.document import Document, Table, Text, sheet
 
 NO_SERVER = "none"
 
@@ -57,13 +58,14 @@ def model(check: Callable[[str], Probe]) -> str:
 
 def accelerator(probe: Probe, method: str | None) -> Accelerator:
     """Ask for a machine on which the model fits; list the others as too small."""
-    found = [fit(probe, machine, method) for machine in machines()]
-    fitting = {one.accelerator.name: one for one in found if one.method}
+    fits = [fit(probe, machine, method) for machine in machines()]
+    fitting = {fitted.accelerator.name: fitted for fitted in fits if fitted.method}
     if not fitting:
         raise ArtifactError(
             f"{probe.program.recipe.model.id} fits no machine of one host", "choose a smaller model"
         )
-    _table(list(fitting.values()), [one.accelerator.name for one in found if not one.method])
+    small = [fitted.accelerator.name for fitted in fits if not fitted.method]
+    text.show(_machines(list(fitting.values()), small))
 
     def machine_of(text: str) -> Accelerator:
         generation = generation_of(text)
@@ -150,35 +152,24 @@ def _or_again(check: Callable[[str], Any], text: str) -> Any:
         raise typer.BadParameter(f"{error}; {error.help}" if error.help else str(error)) from None
 
 
-def _table(fitting: Sequence[Fit], small: Sequence[str]) -> None:
-    """Print the machines: their chips, each device's memory, their list price and the method that fits."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title="Machines on which it fits by calculation",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("name")
-    for name in ("chips", "GiB", "US$/h"):
-        table.add_column(name, justify="right")
-    table.add_column("by")
-    for one in fitting:
-        machine, price = one.accelerator, one.accelerator.usd_per_hour
+def _machines(fitting: Sequence[Fit], small: Sequence[str]) -> Document:
+    """Return the machines: their chips, each device's memory, their list price and the method that fits."""
+    rows = []
+    for fitted in fitting:
+        machine, price = fitted.accelerator, fitted.accelerator.usd_per_hour
         tpu = machine.platform == "tpu"
-        table.add_row(
-            machine.name,
-            str(machine.chips) if tpu else "-",
-            f"{machine.hbm_bytes_per_device / 2**30:g}" if tpu else "-",
-            f"{price:.2f}" if price is not None else "-",
-            one.way(),
+        rows.append(
+            [
+                machine.name,
+                str(machine.chips) if tpu else "-",
+                f"{machine.hbm_bytes_per_device / 2**30:g}" if tpu else "-",
+                f"{price:.2f}" if price is not None else "-",
+                fitted.way(),
+            ]
         )
-    shown = console(sys.stdout)
-    shown.print(table)
-    if small:
-        shown.print(f"too small: {', '.join(small)}")
+    table = Table(("name", "chips", "GiB", "US$/h", "by"), rows, words=(4,))
+    sentences = [Text(f"too small: {', '.join(small)}")] if small else []
+    return sheet("Machines on which it fits by calculation", [table, *sentences])
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A document of sections with paragraphs, facts, tables and plots, which a command builds once.
 
-The modules `text`, `markdown` and `html` write it.
+The modules `text`, `markdown` and `html` write it. A terminal does not show what is marked as a `detail`, and
+only the excerpt of a table that has one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Text:
 
     words: str
     look: str = "muted"
+    detail: bool = False
     kind: ClassVar[str] = "text"
 
 
@@ -34,16 +36,35 @@ class Items:
     """A list of sentences."""
 
     items: Sequence[str]
+    detail: bool = False
     kind: ClassVar[str] = "items"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values; the values are text or numbers."""
+    """Names and values; the values are text or numbers. A terminal shows those of one `line` next to each
+    other."""
 
     pairs: Collection[tuple[str, Any]]
     title: str = ""
+    line: bool = False
+    detail: bool = False
     kind: ClassVar[str] = "facts"
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The part of a table that a terminal shows.
+
+    Attributes:
+        rows: number of rows, from the top.
+        columns: indices of the columns; () for all.
+        rest: what the other rows are together, as the end of a sentence: "30.0 ms together".
+    """
+
+    rows: int
+    columns: Sequence[int] = ()
+    rest: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,6 +76,7 @@ class Table:
         label: description for screen readers.
         folded: the text of the control that unfolds it; "" for a table that is always open.
         bad: indices of rows that have a problem.
+        excerpt: what a terminal shows of it; None for all.
     """
 
     head: Sequence[str]
@@ -64,6 +86,8 @@ class Table:
     label: str = ""
     folded: str = ""
     bad: tuple[int, ...] = ()
+    excerpt: Excerpt | None = None
+    detail: bool = False
     kind: ClassVar[str] = "table"
 
 
@@ -100,12 +124,14 @@ class Section:
         key: the id of its heading in HTML; "" without a heading.
         title: its heading; "" for none.
         aside: sentences that introduce it; HTML shows them next to the heading.
+        detail: as of a block.
     """
 
     key: str
     title: str
     aside: Sequence[str]
     blocks: Sequence[Block]
+    detail: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.miniature.small_recipe import NO_PART, MiniatureChange, derive, replacements
 from recipec.compiler.packages import missing_packages, require_packages
+from recipec.compiler.pages import text
 from recipec.compiler.rehearse.artifact_run import claim, done_line, script_environment
 from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, carry_out, clear_up, new_console
 from recipec.compiler.rehearse.rehearse import (
@@ -122,11 +123,10 @@ def parity(
     found.ok = pipeline.ok and bool(found.rows) and all(row.ok for row in found.rows)
     found.seconds = {result.step: result.seconds for result in pipeline.results}
     if found.rows:
-        from recipec.compiler.parity.compare import print_rows
+        from recipec.compiler.parity.compare import document
 
-        print_rows(
-            console, f"parity of {program.name}, {steps} steps", found.rows, found.control, found.left_out
-        )
+        title = f"parity of {program.name}, {steps} steps"
+        text.show(document(title, found.rows, found.control, found.left_out), stream=console.file)
     clear_up(console, work, found.ok, keep=folder is not None)
     return found
 

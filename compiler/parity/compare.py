@@ -13,17 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from recipec.compiler.rehearse.pipeline import say
+from recipec.compiler.pages.document import Document, Table, Text, sheet
 from recipec.runtime.errors import UserError
 from recipec.runtime.training.trace import VERSION, Trace
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 TOLERANCES: dict[str, dict[str, float]] = {
     "float32": {"initial": 1e-6, "gradients": 1e-5, "losses": 1e-4, "merged": 1e-5},
@@ -376,53 +372,50 @@ WORDS = {
 }
 
 
-def print_rows(
-    console: Console,
+def document(
     title: str,
-    rows: Sequence[Deviation],
+    deviations: Sequence[Deviation],
     control: Sequence[Deviation] = (),
     left_out: Mapping[str, str] = {},
-) -> None:
-    """Print the table, then what it leaves out.
+) -> Document:
+    """Return the table, then what it leaves out.
 
     Args:
         control: deviations of a run from its repetition with perturbed initial adapters.
         left_out: why a backend did not take part, by its name.
     """
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for column in ("quantity", "runs"):
-        table.add_column(column)
-    for column in ("difference", "of", "relative", "limit"):
-        table.add_column(column, justify="right")
-    table.add_column("result")
-    table.add_column("where", overflow="fold")
-    for row in [*rows, *control]:
-        shown = (
-            "control" if row in control else "failed" if not row.ok else "ok" if row.limit is not None else ""
-        )
-        table.add_row(
-            WORDS[row.quantity],
-            f"{row.left} - {row.right}",
-            number(row.difference),
-            number(row.largest),
-            number(row.relative),
-            number(row.limit) if row not in control else "",
-            shown,
-            row.note,
-            style="red" if shown == "failed" else "",
-        )
-    console.print(table)
+    head = ("quantity", "runs", "difference", "of", "relative", "limit", "result", "where")
+    rows = [_cells(deviation, _result(deviation)) for deviation in deviations]
+    rows += [_cells(replace(deviation, limit=None), "control") for deviation in control]
+    failed = tuple(index for index, deviation in enumerate(deviations) if not deviation.ok)
+    sentences = [f"left out: {name}: {reason}" for name, reason in left_out.items()]
     if control:
-        say(
-            console,
+        sentences.insert(
+            0,
             f"control: {control[0].left} against itself, its first adapters moved by 1e-7. A small random "
             f"model may be chaotic: a limit is {CONTROL:g} times the control, or the tolerance if that "
             "is larger",
         )
-    for name, reason in left_out.items():
-        say(console, f"left out: {name}: {reason}")
+    return sheet(title, [Table(head, rows, words=(1, 6, 7), bad=failed), *map(Text, sentences)])
+
+
+def _result(deviation: Deviation) -> str:
+    if not deviation.ok:
+        return "failed"
+    return "" if deviation.limit is None else "ok"
+
+
+def _cells(deviation: Deviation, result: str) -> list[str]:
+    return [
+        WORDS[deviation.quantity],
+        f"{deviation.left} - {deviation.right}",
+        number(deviation.difference),
+        number(deviation.largest),
+        number(deviation.relative),
+        "" if result == "control" else number(deviation.limit),
+        result,
+        deviation.note,
+    ]
 
 
 def to_dict(

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler.pages import text
+from recipec.compiler.pages.document import Document, Table, sheet
 from recipec.compiler.terminal import console, manner
 from recipec.runtime.progress import FORESEEABLE, duration
 
@@ -152,21 +154,21 @@ class Pipeline:
     def ok(self) -> bool:
         return all(result.ok for result in self.results)
 
-    def print_table(self, title: str) -> None:
-        """Print a table of the steps that have run, and their total time."""
-        from rich.table import Table
+    def document(self, title: str) -> Document:
+        """Return a table of the steps that have run, and their total time."""
+        rows = [
+            (result.step, "ok" if result.ok else "failed", f"{result.seconds:.1f}", result.figure)
+            for result in self.results
+        ]
+        seconds = sum(result.seconds for result in self.results)
+        rows.append(("total", "ok" if self.ok else "failed", f"{seconds:.1f}", ""))
+        bad = tuple(index for index, row in enumerate(rows) if row[1] == "failed")
+        return sheet(title, [Table(("step", "result", "seconds", "figure"), rows, words=(1, 3), bad=bad)])
 
-        if manner.quiet and self.ok:
-            return
-        table = Table(title=title, title_justify="left", show_footer=True)
-        table.add_column("step", "total")
-        table.add_column("result", "ok" if self.ok else "failed")
-        table.add_column("seconds", f"{sum(result.seconds for result in self.results):.1f}", justify="right")
-        table.add_column("figure", overflow="fold")
-        for result in self.results:
-            word, style = ("ok", "") if result.ok else ("failed", "red")
-            table.add_row(result.step, word, f"{result.seconds:.1f}", result.figure, style=style)
-        self.console.print(table)
+    def print_table(self, title: str) -> None:
+        """Print the table; --quiet leaves it out when all went well."""
+        if not (manner.quiet and self.ok):
+            text.show(self.document(title), stream=self.console.file)
 
     @contextmanager
     def _progress(self, name: str) -> Iterator[None]:

@@ -18,6 +18,8 @@ from typing import Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.packages import PACKAGES, require_packages
+from recipec.compiler.pages import markdown
+from recipec.compiler.pages.document import Table
 from recipec.compiler.trained.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json
 from recipec.runtime.data.stops import GENERATION, end_tokens, parsed, with_stops
 from recipec.runtime.peft.adapter import open_adapter
@@ -209,14 +211,12 @@ def _card(asked: Combination, name: str, config: Mapping[str, Any]) -> str:
         how += f", density {asked.density:g}"
     if asked.method.startswith("dare"):
         how += f", seed {asked.seed}"
-    rows = [
-        f"| {folder.resolve().name} | {weight:g} |"
-        for folder, weight in zip(asked.folders, asked.weights, strict=True)
-    ]
+    pairs = zip(asked.folders, asked.weights, strict=True)
+    rows = [(folder.resolve().name, f"{weight:g}") for folder, weight in pairs]
     return "\n".join(
         [
             *("---", *([f"base_model: {base}"] if base else []), "library_name: peft", "tags: [lora]", "---"),
             *(f"# {name}", "", f"LoRA adapters combined by PEFT's {how}.", ""),
-            *("| adapter | weight |", "|---|---|", *rows, ""),
+            *(*markdown.table(Table(("adapter", "weight"), rows)), ""),
         ]
     )

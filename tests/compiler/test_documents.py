@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 
 from recipec.compiler.pages import html, markdown, text
-from recipec.compiler.pages.document import Document, Facts, Figure, Items, Plot, Section, Table, Text, sheet
+from recipec.compiler.pages.document import (
+    Document,
+    Excerpt,
+    Facts,
+    Figure,
+    Items,
+    Plot,
+    Section,
+    Table,
+    Text,
+    sheet,
+)
 
 STRANGE = "a|b [red]c[/red] :smile: <d>"
 """A name that rich, Markdown and HTML would each read as markup."""
@@ -62,6 +73,71 @@ def test_text_of_a_terminal_wraps_cells_but_not_numbers(width: int) -> None:
 def test_text_without_a_width_keeps_each_row_on_one_line() -> None:
     long = "/a/path/" * 40
     assert f"name  {long}\n" in text.write(sheet("", [Table((), [("name", long)], words=(1,))]))
+
+
+def test_a_wide_cell_shifts_only_its_own_row_where_nothing_is_wrapped() -> None:
+    long = "x" * 200
+    rows = [("a", "1", "default"), ("b", long, "recipe.yaml:3"), ("c", "22", "default")]
+    assert text.write(sheet("", [Table((), rows, words=(1, 2))])) == (
+        f"a  1   default\nb  {long}  recipe.yaml:3\nc  22  default\n"
+    )
+
+
+LONG = Document(
+    "Plan",
+    [
+        Section("mesh", "Mesh", (), [Text("Every device.")], detail=True),
+        Section(
+            "time",
+            "Time",
+            (),
+            [
+                Text("Waits", "heading"),
+                Table(
+                    ("kind", "bytes", "takes"),
+                    [("copy", "9", "3 ms"), ("gather", "8", "2 ms"), ("reduce", "7", "1 ms")],
+                    excerpt=Excerpt(2, (0, 2), "1 ms together"),
+                ),
+                Text("Transfers of all layers.", detail=True),
+                Facts([("jax", "0.10.2"), ("libtpu", "0.0.43")], "Versions", line=True),
+            ],
+        ),
+    ],
+    command=("recipe plan", ""),
+)
+
+
+def test_a_terminal_shows_excerpts_and_no_details() -> None:
+    assert (
+        text.write(LONG)
+        == """\
+Plan
+
+Time
+  Waits
+    kind    takes
+    copy     3 ms
+    gather   2 ms
+    and 1 more, 1 ms together
+    Versions: jax 0.10.2, libtpu 0.0.43
+"""
+    )
+
+
+def test_pages_show_all_rows_and_details(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipec.compiler.pages.html.plotly", lambda: "/* Plotly */")
+    for page in (markdown.write(LONG), html.write(LONG, "plan")):
+        for fact in ("Every device.", "reduce", "bytes", "Transfers of all layers.", "0.0.43"):
+            assert fact in page
+        assert "1 ms together" not in page
+
+
+def test_only_rows_with_a_problem_are_red_and_only_with_colors() -> None:
+    document = sheet("", [Table((), [("train", "ok"), ("merge", "failed")], words=(1,), bad=(1,))])
+    for width in (None, 40):
+        first, second = text.write(document, width, colors=True).splitlines()
+        assert "\x1b" not in first and "\x1b[31m" in second
+        assert "\x1b" not in text.write(document, width)
 
 
 def test_control_characters_reach_no_terminal() -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from recipec.compiler.explain.explain import detail, explain, leaves, summary, unknown_path
 from recipec.compiler.lower import lower
+from recipec.compiler.pages.document import sheet
+from recipec.compiler.pages.text import UNLIMITED, write
 from recipec.spec.key_paths import join
 from recipec.spec.language import Recipe
 from recipec.spec.load import Loaded
@@ -27,7 +29,7 @@ def explained(loaded: Load) -> Callable[..., str]:
         found = loaded(*sets)
         lowered = lower(found)
         assert lowered.program is not None, lowered.diagnostics
-        return explain(lowered.program, found, path)
+        return write(explain(lowered.program, found, path), UNLIMITED)
 
     return run
 
@@ -183,12 +185,13 @@ def test_every_path_can_be_explained(loaded: Load) -> None:
         for end in range(1, len(parts) + 1):
             path = join(parts[:end])
             assert unknown_path(path, found) is None, path
-            assert explain(program, found, path).startswith(path + "\n")
+            assert write(explain(program, found, path)).startswith(path + "\n")
     for section in Recipe.model_fields:
-        assert all(isinstance(row, str) for row in [*summary(section, program), *detail([section], program)])
+        assert all(isinstance(row, str) for row in summary(section, program))
+        assert write(sheet("", *detail([section], program)))
 
 
 def test_explained_key_of_several_words_lists_them(explained: Callable[..., str]) -> None:
     text = explained("lora.kind")
-    assert "choices:\n  lora  A and B of each projection.\n  dora  A, B and a magnitude" in text
-    assert "choices" not in explained("lora.rank")
+    assert "choice  meaning\nlora    A and B of each projection.\ndora    A, B and a magnitude" in text
+    assert "meaning" not in explained("lora.rank")

@@ -10,6 +10,7 @@ import pytest
 
 from recipec.compiler.explain.explain import explain, leaves
 from recipec.compiler.lower import lower
+from recipec.compiler.pages.text import write
 from recipec.spec.key_paths import join
 from recipec.spec.load import load
 
@@ -48,7 +49,7 @@ def assert_answered(path: Path, sets: Sequence[str]) -> None:
     loaded = load(path, sets)
     lowered = lower(loaded)
     if lowered.program is not None:
-        explain(lowered.program, loaded)
+        write(explain(lowered.program, loaded))
     else:
         assert any(d.severity == "error" for d in lowered.diagnostics)
 

@@ -48,12 +48,13 @@ def recipe_explain(path: Path, text: str, key: str) -> str:
     """Return the command's explanation of a key, for an unsaved text."""
     from recipec.compiler.explain.explain import explain
     from recipec.compiler.lower import lower
+    from recipec.compiler.pages.text import write
     from recipec.spec.load import load
 
     loaded = load(path, text=text)
     program = lower(loaded).program
     assert program is not None
-    return explain(program, loaded, key)
+    return write(explain(program, loaded, key))
 
 
 def mended(text: str, edit: types.TextEdit) -> str:

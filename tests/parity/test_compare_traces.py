@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +14,15 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli import main as cli
+from recipec.compiler.pages.text import write
 from recipec.compiler.parity.compare import (
     TOLERANCES,
     ComparedRun,
     Deviation,
     compare,
-    print_rows,
+    document,
     tolerances_of,
 )
-from recipec.compiler.rehearse.pipeline import new_console
 from recipec.runtime.training.trace import Trace
 
 A, B = "layers.0.self_attn.q_proj.lora_A", "layers.0.self_attn.q_proj.lora_B"
@@ -178,15 +178,13 @@ def test_merged_weights_are_compared_tensor_by_tensor() -> None:
 def test_table_lists_every_pair_and_left_out_backends() -> None:
     runs = [ComparedRun(t.backend, t) for t in (trace(), trace("trl"), trace("torchax", losses=[3.0, 2.6]))]
     control = [Deviation("losses", "trl", "control", 3.1e-7, 3.0, None, True)]
-    screen = io.StringIO()
     found = compare(runs, FLOAT32, control)
-    print_rows(new_console(screen), "parity of tiny", found, control, {"other": "E0922, nothing"})
-    lines = [line.split("│")[1:] for line in screen.getvalue().splitlines() if "│" in line]
-    cells = [tuple(cell.strip() for cell in line) for line in lines]
-    assert ("losses", "tunix - torchax", "0.1", "3", "0.0333", "1e-4", "failed", "step 2", "") in cells
-    assert ("losses", "trl - control", "3.1e-7", "3", "1e-7", "", "control", "", "") in cells
-    assert sum(cell[6] == "failed" for cell in cells) == 2
-    assert "left out: other: E0922, nothing" in screen.getvalue()
+    shown = write(document("parity of tiny", found, control, {"other": "E0922, nothing"}))
+    cells = [re.split(" {2,}", line) for line in shown.splitlines()]
+    assert ["losses", "tunix - torchax", "0.1", "3", "0.0333", "1e-4", "failed", "step 2"] in cells
+    assert ["losses", "trl - control", "3.1e-7", "3", "1e-7", "control"] in cells
+    assert shown.count("failed") == 2
+    assert "left out: other: E0922, nothing" in shown
 
 
 def recipe(*arguments: str | Path) -> tuple[int, str, str]:

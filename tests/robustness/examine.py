@@ -12,6 +12,7 @@ from recipec.compiler.emitters.emit import emit
 from recipec.compiler.explain.explain import explain
 from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering.backend import Backend, others
+from recipec.compiler.pages.text import write
 from recipec.spec.diagnostics import Diagnostic, has_errors, render_json, render_text
 from recipec.spec.load import Loaded, load
 from recipec.spec.yaml_document import LINE_BREAK
@@ -87,7 +88,7 @@ def _emitted(loaded: Loaded, lowered: Lowered) -> None:
     """Check that every emitted file can be read by its tool."""
     program = lowered.program
     assert program is not None
-    explain(program, loaded, None).encode("utf-8", "surrogatepass")
+    write(explain(program, loaded, None)).encode("utf-8", "surrogatepass")
     backends = [
         backend.value for backend in Backend if not has_errors(diagnosed(program, others([backend.value])))
     ]
