@@ -60,8 +60,8 @@ def explain(program: Program, loaded: Loaded, path: str | None = None) -> Docume
         return _whole(program, loaded)
     parts = split(path)
     values = [(p, v) for p, v in leaves(program.recipe) if p[: len(parts)] == parts]
-    blocks = [[_values(values, program, loaded)], _choices(parts), *detail(parts, program)]
-    sections = sheet("", *filter(None, blocks)).sections
+    blocks: list[Sequence[Block]] = [[_values(values, program, loaded)], _choices(parts)]
+    sections = sheet("", *filter(None, [*blocks, *detail(parts, program)])).sections
     return Document(path, sections, sentence=_described(program.recipe, parts))
 
 
@@ -126,13 +126,10 @@ def _whole(program: Program, loaded: Loaded) -> Document:
     for parts, value in leaves(program.recipe):
         # recipe, name and extends make one block.
         sections.setdefault(str(parts[0]) if len(parts) > 1 else "", []).append((parts, value))
-    return sheet(
-        "",
-        *(
-            [_values(values, program, loaded), Items(summary(name, program))]
-            for name, values in sections.items()
-        ),
-    )
+    blocks: list[Sequence[Block]] = [
+        [_values(values, program, loaded), Items(summary(name, program))] for name, values in sections.items()
+    ]
+    return sheet("", *blocks)
 
 
 def _values(values: Sequence[tuple[tuple[Part, ...], Any]], program: Program, loaded: Loaded) -> Table:

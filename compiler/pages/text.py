@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
@@ -138,10 +138,10 @@ def _excerpt(table: Table) -> Table:
     if table.excerpt is None:
         return table
     columns = table.excerpt.columns or range(max(map(len, [table.head, *table.rows])))
-    rows = [table.head, *table.rows[: table.excerpt.rows]]
-    head, *rows = [[row[column] for column in columns if column < len(row)] for row in rows]
+    rows: list[Sequence[str]] = [table.head, *table.rows[: table.excerpt.rows]]
+    head, *shown = [[row[column] for column in columns if column < len(row)] for row in rows]
     words = [place for place, column in enumerate(columns) if column in table.words]
-    return replace(table, head=head, rows=rows, words=words)
+    return replace(table, head=head, rows=shown, words=words)
 
 
 def _lines(block: Block) -> Iterator[RenderableType]:
