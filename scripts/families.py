@@ -109,6 +109,9 @@ SHIPPED = {
 COLUMNS = ("--set", "data.format=prompt_completion", "--set", "data.chat_template=null")
 """Settings for data that needs no chat template, because some models have none."""
 
+USUAL = 16_384
+"""The tokens of a micro-batch that the page names once, for all cells without a number."""
+
 
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.families", description="The table of families.")
@@ -231,7 +234,7 @@ def table(record: Mapping[str, Any]) -> str:
         cells = [
             family.title,
             ", ".join(f"`{kind}`" for kind in family.model_types),
-            f"{len(known)}, such as `{known[0]}`" if known else "none",
+            f"{len(known)}: `{known[0]}`" if known else "none",
             *(_worst(cases, what) for what in ("logits", "losses", "merged")),
             _rehearsed(record["rehearsals"].get(name)),
             _planned(record["plans"].get(name)) if recipe is None else _shipped(recipe, shipped[recipe]),
@@ -253,23 +256,25 @@ def _rehearsed(found: Mapping[str, str] | None) -> str:
     loss = re.search(r"loss ([\d.]+ to [\d.]+)", found["train"])
     apart = re.search(r"difference ([\d.e+-]+)", found["verify"])
     assert loss and apart and found["compare"].endswith("bit-identical")
-    return f"loss {loss[1]}, merged {apart[1]}"
+    return f"{loss[1]}, {apart[1]}"
 
 
 def _planned(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return ""
     takes = f"`{found['model']}` on {found['machine']}: {found['gib']} of {found['available']} GiB"
-    return (
-        takes + (f", {found['seconds']} s" if "seconds" in found else "") + f" for {found['tokens']:,} tokens"
-    )
+    return takes + (f", {found['seconds']} s" if "seconds" in found else "") + _of_tokens(found["tokens"])
 
 
 def _shipped(recipe: str, made: Planned) -> str:
     """Describe a micro-batch of a recipe."""
     memory, tokens = made.memory, made.tokens // made.micro_batches
     takes = f"`recipes/{recipe}.yaml`: {memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB"
-    return takes + ("" if made.seconds is None else f", {made.seconds:.2f} s") + f" for {tokens:,} tokens"
+    return takes + ("" if made.seconds is None else f", {made.seconds:.2f} s") + _of_tokens(tokens)
+
+
+def _of_tokens(tokens: int) -> str:
+    return "" if tokens == USUAL else f" for {tokens:,} tokens"
 
 
 if __name__ == "__main__":

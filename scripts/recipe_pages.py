@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
@@ -26,8 +26,8 @@ MACHINES = ("v5e-8", "v5p-8", "v6e-8", "tpu7x-8")
 INTRODUCTION = """\
 # Recipes
 
-The recipes are files in `recipes/`, and their artifacts are in `generated/`. Copy the recipe that is
-closest to your task, change the data, and compare:
+The recipes are in `recipes/`, and their artifacts in `generated/`. Copy the one that is closest to your task,
+change the data, and compare:
 
 ```sh
 cp recipes/qwen3-14b-qlora-v5e8.yaml mine.yaml
@@ -278,17 +278,26 @@ def _proved(cases: Sequence[Mapping[str, Any]]) -> Found:
 
 
 def cards(programs: Mapping[str, Program], known: Mapping[str, Mapping[str, Found]]) -> str:
-    """Return the cards of all recipes, one row each."""
+    """Return the cards of all recipes, one row each, and name the kinds without a record."""
+    steps = {card.key(program) for program in programs.values()}
+    families = {program.family.name for program in programs.values()}
+    recorded = {
+        kind: how
+        for kind, how in card.KINDS.items()
+        if known.get(kind, {}).keys() & (families if how.of_family else steps)
+    }
     shown = []
     for name, program in sorted(programs.items()):
         names = {True: program.family.name, False: card.key(program)}
         cells = []
-        for kind, how in card.KINDS.items():
+        for kind, how in recorded.items():
             of = known.get(kind, {}).get(names[how.of_family])
             apart = how.tpu and program.accelerator.platform != "tpu"
             cells.append("" if apart else card.NOT_YET if of is None else of.date or "no date recorded")
         shown.append((f"`{name}`", *cells))
-    return table(("Recipe", *(how.title for how in card.KINDS.values())), shown)
+    without = [how.title for kind, how in card.KINDS.items() if kind not in recorded]
+    note = f"\nThere is no record of a recipe that was {listing(without, 'or')}.\n" if without else ""
+    return table(("Recipe", *(how.title for how in recorded.values())), shown) + note
 
 
 ABOUT_CARDS = """\
@@ -330,8 +339,6 @@ def page(programs: Mapping[str, Program], record: Record, known: Mapping[str, Ma
             _OF_EXPERTS,
             [_parts(name, one) for name, one in record.recipes.items() if one.parts and one.seconds],
         ),
-        "## By method\n",
-        "".join(f"- {line}\n" for line in _by_method(programs)),
         "## Where a model fits\n",
         ABOUT_FITS,
         _fits(record),
@@ -395,18 +402,6 @@ def _place(program: Program) -> tuple[str, int, str]:
     """Return a recipe's sort key in the table: family and size."""
     size = sum(math.prod(parameter.shape) for parameter in program.parameters)
     return program.family.name, size, program.name
-
-
-def _by_method(programs: Mapping[str, Program]) -> Iterator[str]:
-    kinds: dict[str, list[str]] = {}
-    for name, program in sorted(programs.items()):
-        objective = program.recipe.train.objective
-        quantized = program.lora is not None and program.lora.quantize
-        kind = "all weights" if program.lora is None else "QLoRA" if quantized else "LoRA"
-        kind = kind if objective == "sft" else f"preferences ({objective})"
-        kinds.setdefault(kind, []).append(f"`{name}`")
-    for kind in sorted(kinds):
-        yield f"{kind}: {', '.join(kinds[kind])}"
 
 
 def _fits(record: Record) -> str:

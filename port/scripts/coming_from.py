@@ -62,11 +62,12 @@ def page(text: str) -> str:
 
 
 def tables(tool: str) -> str:
-    """Return the keys of a tool that set something in a recipe, and the other keys grouped by finding, most
-    severe first."""
+    """Return the keys of a tool that set something in a recipe, the others grouped by finding, most severe
+    first, and those that need nothing in a recipe."""
     tried = TRIED[tool]
     rows: list[str] = []
     others: dict[tuple[str, str], list[str]] = {}
+    needless: list[str] = []
     for key, value in tried["keys"].items():
         run = {**tried["run"], **tried.get("with", {}).get(key, {}), key: value}
         findings, ledger = ported(tool, run, key)
@@ -77,18 +78,22 @@ def tables(tool: str) -> str:
         verdict = max((each.verdict for each in findings if each.span), key=SEVERITY.index)
         if paths and not error:
             made = "<br>".join(_set(path, ledger) for path in dict.fromkeys(paths))
-            said = f"{verdict.value}: {note}" if note else verdict.value
+            said = "" if verdict is Verdict.EXACT else f"{verdict.value}: {note}" if note else verdict.value
             rows.append(f"| {given} | {made} | {_cell(said)} |")
+        elif verdict is Verdict.EXACT and not error:
+            needless.append(given)
         else:
             why = re.sub("^`[^`]+` changes what is learned: ", "", note)
             others.setdefault((error or verdict.value, why), []).append(given)
     ranks = [verdict.value for verdict in SEVERITY]
     order = sorted(others, key=lambda each: -ranks.index(each[0]) if each[0] in ranks else -len(ranks))
-    lines = ["| key | in the recipe | verdict |", "|---|---|---|", *rows]
-    lines += ["", "| key without a value in the recipe | verdict | why |", "|---|---|---|"]
+    lines = ["| key | in the recipe | differs |", "|---|---|---|", *rows]
+    lines += ["", "| key without a counterpart | verdict | why |", "|---|---|---|"]
     for verdict_, why in order:
         said = verdict_ if verdict_ in ranks else f"error {verdict_}"
         lines.append(f"| {'<br>'.join(others[verdict_, why])} | {said} | {_cell(why)} |")
+    if needless:
+        lines += ["", f"Also exact, without a key of their own in the recipe: {', '.join(needless)}."]
     return "\n".join(lines) + "\n"
 
 

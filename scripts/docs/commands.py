@@ -15,10 +15,14 @@ Exit status 0: done; 1: the recipe or a check failed; 2: the command line was wr
 Findings and progress go to stderr, what was asked for goes to stdout. `recipe COMMAND --help` says the same
 as this page.
 
-`--set PATH=VALUE` sets a key of the recipe to a YAML value, on every command that takes a recipe:
-`--set train.steps=10 --set 'mesh.axes={fsdp: 2, tp: 2}'`.
+Every command has `-q, --quiet` (print only errors), `-v, --verbose` (print what the command is doing) and
+`--help`. Most commands that take a recipe have `--notes` (print notes in full) and `--set PATH=VALUE`, which
+sets a key to a YAML value and may be repeated: `--set train.steps=10 --set 'mesh.axes={fsdp: 2, tp: 2}'`.
 
 """
+
+SHARED = ("-q, --quiet", "-v, --verbose", "--help", "--notes", "--set PATH=VALUE")
+"""Options that the head describes, once for all commands."""
 
 
 @functools.cache
@@ -49,6 +53,10 @@ def pages() -> tuple[Page, ...]:
             line = f"* [`recipe {group}{name}`](#{_anchor(group + name)}): {said}"
             text = re.sub(rf"^\* `{name}`: .*$", line.replace("\\", r"\\"), text, count=1, flags=re.M)
     text = re.sub(r"\s+\[(default: [^\]]*|required)\]", r" (\1)", text)
+    for option in SHARED:
+        text = re.sub(rf"^\* `{re.escape(option)}`: .*\n", "", text, flags=re.M)
+    text = re.sub(r"\*\*Options\*\*:\n+(?=$|<a |#|\*\*)", "", text)  # of a command without others
+    text = text.replace("**Usage**:\n\n", "")
     return (Page("commands.md", "Commands", HEAD + text.rstrip("\n") + "\n"),)
 
 

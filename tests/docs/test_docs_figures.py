@@ -70,7 +70,7 @@ def test_start_page_states_the_recorded_plan() -> None:
 @pytest.mark.parametrize(
     ("page", "pattern"),
     [
-        ("docs/features.md", r"(\d+) ids in the catalog"),
+        ("docs/index.md", r"(\d+) ids in the catalog"),
         ("docs/faq.md", r"(\d+) ids: `recipe new`"),
         ("CHANGELOG.md", r"(\d+) models by their id"),
     ],
@@ -82,7 +82,7 @@ def test_stated_model_counts_match_the_catalog(page: str, pattern: str) -> None:
 
 def test_stated_policy_and_family_counts_match_the_code() -> None:
     policies = NUMBERS[len(get_args(Remat.model_fields["policy"].annotation))]
-    assert f"{policies} rematerialization policies" in text("docs/features.md")
+    assert f"{policies} rematerialization policies" in text("docs/index.md")
     assert f"{policies} policies of rematerialization" in " ".join(text("CHANGELOG.md").split())
     families = NUMBERS.get(len(FAMILIES), str(len(FAMILIES)))
     assert f"| **{families} families** |" in text("docs/comparison.md")
