@@ -19,6 +19,9 @@ TOTALS = re.compile(
 )
 """The end of a key's description, which gets its own line here."""
 
+OF_EACH_KEY = "the default of each key"
+"""The default of a section that says nothing about it."""
+
 LIST = re.compile(r"(?<=<!-- sections, from the schema -->\n).*(?=<!-- end of sections -->)", re.S)
 """The place of the list of sections in docs/language.md."""
 
@@ -58,10 +61,12 @@ def _section(name: str, field: Schema, sections: Schema) -> str:
     """
     target = sections[_target(field)]
     meaning = _parted(field)[0]
-    lines = [f"# {name}", "", target["description"]]
-    if meaning.rstrip(".") != target["description"].rstrip("."):
-        lines += ["", meaning]
-    lines += ["", _facts(field, sections, "")]
+    lines = [f"# {name}"]
+    if not meaning.startswith(target["description"].rstrip(".")):
+        lines += ["", target["description"]]
+    lines += ["", meaning]
+    if facts := _facts(field, sections, ""):
+        lines += ["", facts]
     for example in field.get("examples", ())[:1]:
         lines += ["", "```yaml", to_yaml({name: example}).rstrip("\n"), "```"]
     lines += [""]
@@ -92,26 +97,26 @@ def _key(path: str, field: Schema, sections: Schema, anchor: str) -> Iterator[st
         yield from ("| value | |", "|---|---|")
         yield from (f"| `{_value(value)}` | {cell(meaning)} |" for value, meaning in meanings.items())
         yield ""
-    examples = field.get("examples", ())
-    if examples:
-        yield from (
-            "```yaml",
-            *(to_yaml(_within(path, example)).rstrip("\n") for example in examples[:1]),
-            "```",
-            "",
-        )
+    example = next(
+        (one for one in field.get("examples", ()) if json.dumps(one) != _parted(field)[2].strip("`")), None
+    )
+    if example is not None:
+        yield from ("```yaml", to_yaml(_within(path, example)).rstrip("\n"), "```", "")
 
 
 def _facts(field: Schema, sections: Schema, path: str) -> str:
     """Return type, unit and default, on one line."""
     _, required, default = _parted(field)
-    facts = [f"**Type** {_type(field, sections)}"] if path else []
+    facts = (
+        [f"**Type** {'one of these values' if _listed(field) else _type(field, sections)}"] if path else []
+    )
     unit = field.get("x-unit")
     if unit:
         facts.append(f"**Unit** {unit}")
     if field.get("x-form"):
         facts.append(f"**Form** {field['x-form']}")
-    facts.append("**Required**" if required else f"**Default** {default}" if default else "")
+    stated = default and default != OF_EACH_KEY
+    facts.append("**Required**" if required else f"**Default** {default}" if stated else "")
     return " · ".join(fact for fact in facts if fact)
 
 
@@ -172,6 +177,12 @@ def _bounds(field: Schema) -> str:
     if below is not None:
         said.append(f"less than {below:,}")
     return f", {', '.join(said)}" if said else ""
+
+
+def _listed(field: Schema) -> bool:
+    """Return whether the table of choices has every value that a key takes."""
+    choices = field.get("enum", [one["const"] for one in field.get("oneOf", ()) if "const" in one])
+    return bool(choices) and {*choices} == {*_meanings(field)}
 
 
 def _meanings(field: Schema) -> dict[Any, str]:
