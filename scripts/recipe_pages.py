@@ -278,33 +278,26 @@ def _proved(cases: Sequence[Mapping[str, Any]]) -> Found:
 
 
 def cards(programs: Mapping[str, Program], known: Mapping[str, Mapping[str, Found]]) -> str:
-    """Return the cards of all recipes, one row each, and name the kinds without a record."""
-    steps = {card.key(program) for program in programs.values()}
-    families = {program.family.name for program in programs.values()}
-    recorded = {
-        kind: how
-        for kind, how in card.KINDS.items()
-        if known.get(kind, {}).keys() & (families if how.of_family else steps)
-    }
-    shown = []
-    for name, program in sorted(programs.items()):
-        names = {True: program.family.name, False: card.key(program)}
-        cells = []
-        for kind, how in recorded.items():
-            of = known.get(kind, {}).get(names[how.of_family])
-            apart = how.tpu and program.accelerator.platform != "tpu"
-            cells.append("" if apart else card.NOT_YET if of is None else of.date or "no date recorded")
-        shown.append((f"`{name}`", *cells))
-    without = [how.title for kind, how in card.KINDS.items() if kind not in recorded]
-    note = f"\nThere is no record of a recipe that was {listing(without, 'or')}.\n" if without else ""
-    return table(("Recipe", *(how.title for how in recorded.values())), shown) + note
+    """Return what the cards of all recipes say: for each kind, how many have a record, and which do not."""
+    lines = []
+    for kind, how in card.KINDS.items():
+        records = known.get(kind, {})
+        keys = {
+            name: program.family.name if how.of_family else card.key(program)
+            for name, program in sorted(programs.items())
+            if not how.tpu or program.accelerator.platform == "tpu"
+        }
+        missing = [f"`{name}`" for name, key in keys.items() if key not in records]
+        line = f"- **{how.title}**: {len(keys) - len(missing)} of {len(keys)}"
+        lines.append(f"{line}; not {listing(missing)}" if 0 < len(missing) < len(keys) else line)
+    return "\n".join(lines) + "\n"
 
 
 ABOUT_CARDS = """\
-The table shows what was verified for each recipe, and when. `recipe card RECIPE` and the README.md of its
-artifact add the results and versions. The records are `recipes/estimates.json`, `recipes/rehearsed.json`
-(made by `python -m scripts.recipes rehearse`) and the proofs in `docs/models.json`. "not yet" means no
-record, but a test may cover it: `make nightly` rehearses every recipe without a record.
+The recipes with a record, by what was verified. `recipe card RECIPE` and the README.md of its artifact have
+the results, the dates and the versions. The records are `recipes/estimates.json`, `recipes/rehearsed.json`
+(made by `python -m scripts.recipes rehearse`) and the proofs in `docs/models.json`. A test may cover a recipe
+without a record: `make nightly` rehearses each of them.
 """
 
 
