@@ -125,7 +125,7 @@ class Config:
     @property
     def sites(self) -> list[str]:
         """The projections that carry adapters."""
-        return [part.name for adapter in self.program.adapters for part in adapter.projections]
+        return [adapter.name for adapter in self.program.adapters]
 
     def direct(self, section: str) -> None:
         """Set the keys that hold a value of the section unchanged."""

@@ -142,8 +142,7 @@ def check_trl(program: Program) -> Iterator[Diagnostic]:
         yield Diagnostic(
             W0924,
             "with --backend trl, transformers' Adafactor factors the second moments of every matrix. "
-            "train.py factors those of matrices with 128 rows and columns or more, and clips k_proj and "
-            "v_proj together if they are one array",
+            "train.py factors only those of matrices with 128 rows and columns or more",
             "train.optimizer.name",
             "name: adamw is the same in both",
         )

@@ -13,7 +13,6 @@ from recipec.runtime.model.adapters import (
     EMBEDDING,
     NOT_A_PATTERN,
     Adapter,
-    Projection,
     by_pattern,
     matches,
     meant,
@@ -117,7 +116,7 @@ def _target(facts: Facts, section: Lora, target: str, path: str) -> Iterator[Dia
             return
     if facts.model is None or facts.layers is None:
         return
-    everywhere = {layer for layer, _ in facts.hits[target]}
+    everywhere = {site.layer for site in facts.hits[target]}
     if not everywhere:
         yield Diagnostic(
             E0302,
@@ -152,10 +151,9 @@ def _said_by_kind(facts: Facts, section: Lora) -> bool:
     """Return whether all projections are targets, so that a target is missing only in layers of another
     kind."""
     return all(
-        any(matches(t, module) for t in section.targets)
-        for one in facts.lora_targets
-        if not one.words
-        for module in one.modules
+        any(matches(target, site.name) for target in section.targets)
+        for site in facts.lora_targets
+        if not site.words
     )
 
 
@@ -212,9 +210,9 @@ def _nothing_adapted(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     layers = facts.layers
     if facts.model is None or layers is None:
         return
-    hits = [[layer for layer, _ in facts.hits[target]] for target in section.targets]
-    if all(hits) and not any(layer in layers for found in hits for layer in found):
-        everywhere = sorted({layer for found in hits for layer in found})
+    hits = [[site.layer for site in facts.hits[target]] for target in section.targets]
+    if all(hits) and not any(layer in layers for matched in hits for layer in matched):
+        everywhere = sorted({layer for matched in hits for layer in matched})
         yield Diagnostic(
             E0305,
             f"nothing would be trained: {facts.model.title} has the targets in "
@@ -308,7 +306,7 @@ def _covered_twice(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     """Report a target whose projections all belong to an earlier target."""
     seen: set[str] = set()
     for index, target in enumerate(section.targets):
-        hit = {module for _, module in facts.hits[target]}
+        hit = {site.name for site in facts.hits[target]}
         if hit and hit <= seen:
             yield Diagnostic(
                 W0306,
@@ -329,15 +327,15 @@ E0313 = Code(
 E0314 = Code(
     "E0314",
     "shared A with different ranks",
-    cause="`kv: shared` gives fused projections one A, and rank_pattern or alpha_pattern gives them "
-    "different ranks or alphas.",
+    cause="`kv: shared` gives a layer's k_proj and v_proj one A, and rank_pattern or alpha_pattern gives "
+    "them different ranks or alphas.",
     cure="Write `kv: independent`.",
 )
 
 
 def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
-    """Report keys of rank_pattern and alpha_pattern that match nothing, and fused projections given different
-    values."""
+    """Report keys of rank_pattern and alpha_pattern that match nothing, and projections that share A but are
+    given different values."""
     if facts.lora is None:
         return
     lora = facts.lora
@@ -403,7 +401,8 @@ W0308 = Code(
 N0309 = Code(
     "N0309",
     "key and value share A",
-    cause="`kv: shared` is Qwix's layout of fused projections. PEFT trains a separate A for key and value.",
+    cause="`kv: shared` is what Qwix does in Tunix's Gemma models. PEFT trains a separate A for key and "
+    "value.",
     cure="Write `kv: independent` to train the same adapters as PEFT.",
 )
 
@@ -432,9 +431,9 @@ W0312 = Code(
 
 def _adapted_modules(facts: Facts) -> list[str]:
     """Return the projections that get an adapter."""
-    named = {module for found in facts.hits.values() for _, module in found}
-    sites = (one for one in facts.lora_targets if one.layer in (facts.layers or ()))
-    return [module for one in sites for module in one.modules if module in named]
+    named = {site.name for sites in facts.hits.values() for site in sites}
+    sites = (site for site in facts.lora_targets if site.layer in (facts.layers or ()))
+    return [site.name for site in sites if site.name in named]
 
 
 def _sharing(facts: Facts) -> list[tuple[str, str]]:
@@ -627,7 +626,7 @@ def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     if facts.adapters is None and facts.model is not None and facts.lora is not None:
         return  # `_patterns` reports why
     linear = [a for a in facts.adapters or () if not a.target.parameter]
-    sizes = {part.name: (part.rank, *_matrix(a, part)) for a in linear for part in a.projections}
+    sizes = {adapter.name: (adapter.rank, *_matrix(adapter)) for adapter in linear}
     narrow = next((name for name, (rank, *size) in sizes.items() if rank > min(size)), None)
     unstored = section.init == "loftq" and section.quantize != "nf4"
     for wrong, what, path, help in (
@@ -678,9 +677,9 @@ def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         )
 
 
-def _matrix(adapter: Adapter, part: Projection) -> tuple[int, int]:
+def _matrix(adapter: Adapter) -> tuple[int, int]:
     """Return the outputs and inputs of a projection."""
-    low, high, *_ = adapter.shapes(part)
+    low, high, *_ = adapter.peft_shapes
     return high[0], low[1]
 
 
@@ -852,12 +851,10 @@ def _products(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
 
 
 def _nearest(facts: Facts, target: str) -> str:
-    whole = [module for one in facts.lora_targets for module in one.modules]
+    whole = [site.name for site in facts.lora_targets]
     names = list(
         dict.fromkeys(
-            one.words[0] if one.words else module.rpartition(".")[2]
-            for one in facts.lora_targets
-            for module in one.modules
+            site.words[0] if site.words else site.name.rpartition(".")[2] for site in facts.lora_targets
         )
     )
     if re.fullmatch(r"\w+", target) is None:

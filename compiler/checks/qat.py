@@ -153,7 +153,7 @@ def _groups(facts: Facts, section: FakeQuantization) -> Iterator[Diagnostic]:
     for target in facts.lora_targets:
         if _rounded(facts, target):
             size = math.prod(shapes[target.weight][axis] for axis in target.contract)
-            inputs.setdefault(size, target.modules[0])
+            inputs.setdefault(size, target.name)
     if section.head and facts.model is not None:
         inputs.setdefault(facts.model.architecture.hidden_size, "the output head")
     uneven = {size: name for size, name in inputs.items() if size % section.group_size}

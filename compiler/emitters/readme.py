@@ -129,13 +129,12 @@ def _figures(program: Program) -> list[tuple[str, str]]:
     if program.lora is not None:
         lora, trainable = program.lora, program.trainable_parameters
         share = trainable / program.base_parameters
-        projections = sum(len(adapter.projections) for adapter in program.adapters)
         figures += [
             ("Trainable", f"{trainable:,} parameters ({share:.2%}) in {lora.dtype}"),
             (
                 "LoRA",
                 f"rank {lora.rank}, alpha {lora.alpha:g}, dropout {lora.dropout:g}, on "
-                f"{plural(projections, 'projection')}"
+                f"{plural(len(program.adapters), 'projection')}"
                 + (f", on a base in {lora.quantize}" if lora.quantize else "")
                 + (", by products in eight bits" if lora.products else ""),
             ),

@@ -166,8 +166,7 @@ def _projections(program: Program) -> dict[str, list[int]]:
     """Return the layers in which each projection has an adapter."""
     out: dict[str, list[int]] = {}
     for adapter in program.adapters:
-        for part in adapter.projections:
-            out.setdefault(part.name.rpartition(".")[2], []).append(adapter.target.layer)
+        out.setdefault(adapter.name.rpartition(".")[2], []).append(adapter.target.layer)
     return out
 
 

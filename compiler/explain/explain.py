@@ -31,7 +31,7 @@ from recipec.compiler.wording import (
     split_layer,
     which_layers,
 )
-from recipec.runtime.model.adapters import Adapter, Projection, arrays_of
+from recipec.runtime.model.adapters import Adapter, arrays_of
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import DATA, TOKENS, shards
 from recipec.runtime.training.objectives import OBJECTIVES
@@ -348,33 +348,32 @@ def _rates(program: Program) -> str:
 def scales(program: Program) -> str:
     """Describe the factors that the adapters' products are multiplied by."""
     by = "sqrt(rank)" if program.lora and program.lora.rslora else "rank"
-    found = sorted({part.scale for adapter in program.adapters for part in adapter.projections})
-    return f"scale alpha / {by} = {listing(f'{scale:g}' for scale in found)}"
+    factors = sorted({adapter.scale for adapter in program.adapters})
+    return f"scale alpha / {by} = {listing(f'{factor:g}' for factor in factors)}"
 
 
 def _adapters(program: Program) -> list[Sequence[Block]]:
     """Return Tunix's names and the number of parameters for each target."""
     rows: list[list[str]] = []
     totals: dict[str, int] = {}
-    groups: dict[tuple[str, str, tuple[int, ...], tuple[int, ...]], list[tuple[Adapter, Projection]]] = {}
+    groups: dict[tuple[str, str, tuple[int, ...], tuple[int, ...]], list[Adapter]] = {}
     for adapter in program.adapters:
         leaf = split_layer(adapter.target.weight)[0].replace("{}", "*")
-        for part in adapter.projections:
-            name = _target_name(adapter, part)
-            groups.setdefault((name, leaf, adapter.a_shape, adapter.b_shape), []).append((adapter, part))
+        name = _target_name(adapter)
+        groups.setdefault((name, leaf, adapter.a_shape, adapter.b_shape), []).append(adapter)
     order = list(dict.fromkeys(name for name, *_ in groups))
     for key in sorted(groups, key=lambda key: order.index(key[0])):
         name, leaf, a_shape, b_shape = key
         members = groups[key]
-        first = members[0][0]
-        count = sum(_projection_size(adapter, part) for adapter, part in members)
+        first = members[0]
+        count = sum(_size(adapter) for adapter in members)
         totals[name] = totals.get(name, 0) + count
         shared = " (A shared)" if first.shared else ""
         rows.append(
             [
                 name,
                 leaf,
-                _layers(program, [adapter.target.layer for adapter, _ in members]),
+                _layers(program, [adapter.target.layer for adapter in members]),
                 f"{_shape(a_shape)} x {_shape(b_shape)}{shared}",
                 f"{count:,}",
             ]
@@ -386,14 +385,14 @@ def _adapters(program: Program) -> list[Sequence[Block]]:
     return [[arrays], [targets, *([Text(twice)] if both else [])]]
 
 
-def _projection_size(adapter: Adapter, part: Projection) -> int:
-    """Return the number of parameters that serve one projection of an adapter."""
+def _size(adapter: Adapter) -> int:
+    """Return the number of parameters that serve a projection, with an A that it shares."""
     return sum(math.prod(shape) for _, shape, _ in adapter.arrays)
 
 
-def _target_name(adapter: Adapter, part: Projection) -> str:
+def _target_name(adapter: Adapter) -> str:
     """Return a recipe's name for a projection."""
-    target, last = adapter.target, part.name.rpartition(".")[2]
+    target, last = adapter.target, adapter.name.rpartition(".")[2]
     if not target.words:
         return last
     return f"{target.words[0]}.{last}" if target.experts else target.words[0]

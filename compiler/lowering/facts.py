@@ -142,13 +142,10 @@ class Facts:
             return None
 
     @cached_property
-    def hits(self) -> Mapping[str, Sequence[tuple[int, str]]]:
-        """The layers and modules that each of lora.targets matches."""
+    def hits(self) -> Mapping[str, Sequence[LoraTarget]]:
+        """The weights that each of lora.targets matches."""
         targets = self.recipe.lora.targets if self.recipe.lora else ()
-        return {
-            target: [(one.layer, module) for one in self.lora_targets for module in meant(target, one)]
-            for target in targets
-        }
+        return {target: [site for site in self.lora_targets if meant(target, site)] for target in targets}
 
     @cached_property
     def defaults(self) -> tuple[Parameter, ...]:
@@ -194,8 +191,8 @@ def _targets(recipe: Recipe, model: catalog.Model | None) -> Recipe:
     """Fill in every projection of the model as `lora.targets` where the recipe names none."""
     if recipe.lora is None or model is None or "targets" in recipe.lora.model_fields_set:
         return recipe
-    projections = (p for t in model.family.lora_targets(model.architecture) for p in t.projections)
-    names = list(dict.fromkeys(name.rpartition(".")[2] for name in projections))
+    sites = model.family.lora_targets(model.architecture)
+    names = list(dict.fromkeys(site.projection.rpartition(".")[2] for site in sites))
     usual = [name for name in recipe.lora.targets if name in names]
     targets = [*usual, *(name for name in names if name not in usual)]
     return recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"targets": targets})})

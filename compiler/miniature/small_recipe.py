@@ -154,17 +154,17 @@ def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small:
     most = small.hidden_size
     if principal(lora["init"]):  # no rank may exceed the rank of the weight itself
         adapters = build_adapters(family, small, replace(program.lora, layers=None))
-        most = min(min(p.shapes(x)[0][1], p.shapes(x)[1][0]) for p in adapters for x in p.projections)
+        shapes = (adapter.peft_shapes for adapter in adapters)
+        most = min(min(low[1], high[0]) for low, high, *_ in shapes)
     lora["rank"] = min(lora["rank"], most)
     lora["alpha"] = program.lora.alpha * lora["rank"] / program.lora.rank
     sites = family.all_targets(small)
-    modules = [module for site in sites for module in site.modules]
     for key in ("rank_pattern", "alpha_pattern"):
         # Drop entries for layers that the miniature does not have.
         lora[key] = {
             pattern: min(value, most) if key == "rank_pattern" else value
             for pattern, value in lora[key].items()
-            if any(by_pattern({pattern: 1}, module, 0) for module in modules)
+            if any(by_pattern({pattern: 1}, site.name, 0) for site in sites)
         }
     targets: list[str] = []
     for target in lora["targets"]:
@@ -173,9 +173,9 @@ def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small:
             continue
         # The pattern names layers that the miniature does not have: use its projections, on all layers.
         wanted = {
-            site.words[0] if site.words else module.rpartition(".")[2]
+            site.words[0] if site.words else site.name.rpartition(".")[2]
             for site in program.family.all_targets(program.architecture)
-            for module in meant(target, site)
+            if meant(target, site)
         }
         targets += sorted(wanted)
     lora["targets"] = list(dict.fromkeys(targets))

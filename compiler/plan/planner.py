@@ -235,8 +235,7 @@ def _torchax(program: Program) -> Iterator[PlacedArray]:
     if program.lora is None:
         return
     for adapter in program.adapters:
-        for part in adapter.projections:
-            pair = adapter_specs(specs[f"{part.name}.weight"])
-            for letter, shape, spec in zip("AB", adapter.shapes(part), pair, strict=True):
-                found = divisible(shape, spec, axes)
-                yield f"{part.name}.lora_{letter}", shape, found, BYTES[program.lora.dtype]
+        pair = adapter_specs(specs[f"{adapter.name}.weight"])
+        for letter, shape, spec in zip("AB", adapter.peft_shapes, pair, strict=True):
+            placed = divisible(shape, spec, axes)
+            yield f"{adapter.name}.lora_{letter}", shape, placed, BYTES[program.lora.dtype]

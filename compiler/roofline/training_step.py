@@ -111,8 +111,7 @@ def shapes(program: Program, row_length: int) -> Shapes:
     for target in family.lora_targets(a):
         layer, shape = layers[target.layer], by_path[target.weight]
         inputs = math.prod(shape[axis] for axis in target.contract)
-        name = "+".join(target.projections)
-        name = common.get(name, name)
+        name = common.get(target.projection, target.projection)
         layer.products[name] = math.prod(shape) / inputs
         if name in (OUTPUT, DOWN):
             layer.tails[name] = float(math.prod(shape))

@@ -304,7 +304,7 @@ def fused(model: Model | None, names: Sequence[str]) -> tuple[list[str], str]:
     if model is None:
         return list(names), ""
     sites = model.family.lora_targets(model.architecture)
-    own = {slot.rpartition(".")[2] for site in sites for slot in site.projections}
+    own = {site.projection.rpartition(".")[2] for site in sites}
     called = model.family.names
     holders = dict.fromkeys(("q_proj", "k_proj", "v_proj"), called.qkv)
     holders |= dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj")
@@ -405,15 +405,11 @@ def modules(model: Model) -> list[Module]:
     called = model.family.names
     out = [Module(prefix + called.embedding, None, linear=False, what="embed_tokens")]
     for site in model.family.lora_targets(model.architecture):
-        out += [
-            Module(f"{prefix}{site.holder}.{site.layer}.{slot}", f"{site.holder}.{site.layer}.{slot}")
-            for slot in site.projections
-        ]
+        out.append(Module(f"{prefix}{site.name}", site.name))
     for site in model.family.expert_targets(model.architecture):
-        for slot in site.projections:
-            name = f"{prefix}layers.{site.layer}.{site.parameter or slot}"
-            here, linear = f"layers.{site.layer}.{slot}", not site.parameter
-            out.append(Module(name, here, linear, parameter=not linear))
+        name = f"{prefix}layers.{site.layer}.{site.parameter or site.projection}"
+        linear = not site.parameter
+        out.append(Module(name, site.name, linear, parameter=not linear))
     out += [Module(prefix + name, None, what=name.rpartition(".")[2]) for name in _others(model)]
     if is_multimodal(model):
         out += [Module(name, None, what=VISION) for name in _tower(model)]
@@ -468,12 +464,8 @@ def choose(
     targets, chosen_layers = express(model, sites)
     beyond = dict.fromkeys(module.what for module in found if module.site is None and module.what != VISION)
     vision = any(module.what == VISION for module in found)
-    doubled = [
-        slot
-        for site in model.family.expert_targets(model.architecture)
-        for slot in site.projections
-        if slot.rpartition(".")[2] in read.doubled
-    ]
+    experts_of = model.family.expert_targets(model.architecture)
+    doubled = [site.projection for site in experts_of if site.projection.rpartition(".")[2] in read.doubled]
     return Chosen(
         targets,
         chosen_layers,
@@ -495,9 +487,8 @@ def express(model: Model, sites: Sequence[str]) -> tuple[tuple[str, ...], str | 
     """
     everywhere: dict[str, list[tuple[int, str]]] = {}
     for site in model.family.all_targets(model.architecture):
-        for slot in site.projections:
-            name = site.words[0] if site.words else slot.rpartition(".")[2]
-            everywhere.setdefault(name, []).append((site.layer, slot))
+        name = site.words[0] if site.words else site.projection.rpartition(".")[2]
+        everywhere.setdefault(name, []).append((site.layer, site.projection))
     wanted, holder = set(sites), model.family.names.layers
     by_name = {
         name: [(layer, slot) for layer, slot in of if f"{holder}.{layer}.{slot}" in wanted]

@@ -137,7 +137,7 @@ def attach(model: Any, base: HFCheckpoint, settings: ModelSettings, lora: LoraSe
 def projections(base: HFCheckpoint, lora: LoraSettings) -> list[str]:
     """Return the names, within the decoder, of the modules that carry adapters."""
     adapters = build_adapters(base.family, base.architecture, lora)
-    return [part.name for adapter in adapters for part in adapter.projections]
+    return [adapter.name for adapter in adapters]
 
 
 def start(base: HFCheckpoint, lora: LoraSettings, seed: int, adapter: Path | str | None = None) -> Pairs:

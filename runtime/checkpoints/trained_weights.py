@@ -130,13 +130,11 @@ class TrainedAdapters:
         for adapter in self.adapters:
             parameter = parameters[adapter.target.weight]
             if isinstance(adapter, ExpertAdapter):
-                scale = adapter.projections[0].scale
                 for source, a, b in adapter.tensors(parameter, *self.arrays[parameter.path]):
-                    out[source.full_name(base.prefix)] = Delta(a, b, scale)
+                    out[source.full_name(base.prefix)] = Delta(a, b, adapter.scale)
                 continue
-            for part in adapter.projections:
-                source = parameter.sources[part.slot if adapter.target.fused else 0]
-                out[source.full_name(base.prefix)] = deltas[part.name]
+            (source,) = parameter.sources
+            out[source.full_name(base.prefix)] = deltas[adapter.name]
         if self.parameters:
             out |= replaced(self.parameters, self.read, base, self.numbers)
             out = with_copies(out, base)
@@ -154,13 +152,12 @@ class TrainedAdapters:
         return {name: tensor.read() for name, tensor in replaced(self.parameters, self.read, base).items()}
 
     def deltas(self) -> dict[str, Delta]:
-        """Return A, B and scale of each trained projection as in PEFT (Adapter.split), by its module's name
+        """Return A, B and scale of each trained projection as in PEFT, by its name
         ("layers.0.self_attn.q_proj")."""
         out = {}
         for adapter in self.adapters:
-            scale = {part.name: part.scale for part in adapter.projections}
-            for name, (low, high, *m) in adapter.split(*self.arrays[adapter.target.weight]).items():
-                out[name] = Delta(low, high, scale[name], *m)
+            low, high, *m = adapter.to_peft(*self.arrays[adapter.target.weight])
+            out[adapter.name] = Delta(low, high, adapter.scale, *m)
         return out
 
     @property
@@ -317,11 +314,11 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
             raise UserError(f"{where}: {path} holds values that are not finite", EARLIER)
     arrays = {a.target.weight: tuple(leaves[path] for path, *_ in a.arrays) for a in adapters}
     if settings.principal:
-        trained = {name: parts for a in adapters for name, parts in a.split(*arrays[a.target.weight]).items()}
+        trained = {a.name: a.to_peft(*arrays[a.target.weight]) for a in adapters}
         values = joined(trained, read_initial(directory))
         settings = plain(settings)
         adapters = build_adapters(base.family, base.architecture, settings)
-        arrays = {a.target.weight: a.join(values) for a in adapters}
+        arrays = {a.target.weight: a.from_peft(values[a.name]) for a in adapters}
     lock = (path_of(directory) / LOCK).read_bytes()
     others = {parameter.path: leaves[parameter.path] for parameter in whole}
     return TrainedAdapters(step, record, lock, settings, tuple(adapters), arrays, whole, others)

@@ -42,14 +42,10 @@ def places(source: Source, elements: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(along[axis] for axis in source.transpose)
 
 
-def rank_scales(adapter: Adapter, settings: LoraSettings) -> np.ndarray:
-    """Return the factor of each entry of an adapter's rank axis: alpha / rank of its projection, or alpha /
-    sqrt(rank) with rsLoRA. float64[rank]."""
-    out = np.zeros(adapter.rank)
-    for part in adapter.projections:
-        rank = settings.rank_of(part.name)
-        out[part.block] = settings.alpha_of(part.name) / (math.sqrt(rank) if settings.rslora else rank)
-    return out
+def scale_of(adapter: Adapter, settings: LoraSettings) -> float:
+    """Return the factor of an adapter's B A: alpha / rank, or alpha / sqrt(rank) with rsLoRA."""
+    rank = settings.rank_of(adapter.name)
+    return settings.alpha_of(adapter.name) / (math.sqrt(rank) if settings.rslora else rank)
 
 
 def last_place(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -243,10 +239,8 @@ def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights)
                 experts = ExpertProduct(adapter, parameter, number, trained)
                 out[source.full_name(base.prefix)] = Expected(experts.value)
             continue
-        for part in adapter.projections:
-            source = parameter.sources[part.slot if adapter.target.fused else 0]
-            product = Product(adapter, source, part.slot, trained)
-            out[source.full_name(base.prefix)] = Expected(product.value)
+        (source,) = parameter.sources
+        out[source.full_name(base.prefix)] = Expected(Product(adapter, source, trained).value)
     return out
 
 
@@ -288,23 +282,18 @@ class Product:
     """The change that LoRA adds to one Hugging Face tensor.
 
     Args:
-        adapter: the adapter of the weight in Tunix.
+        adapter: the adapter of the weight.
         source: the Hugging Face tensor.
-        slot: its place on the first axis of a fused weight.
         trained: the run's arrays.
     """
 
-    def __init__(self, adapter: Adapter, source: Source, slot: int, trained: TrainedAdapters) -> None:
+    def __init__(self, adapter: Adapter, source: Source, trained: TrainedAdapters) -> None:
         self.source = source
         # [*contracted, rank], [rank, *rest] and, with DoRA, [*rest]
         self.a, self.b, *magnitude = trained.arrays[adapter.target.weight]
-        if adapter.target.fused:
-            self.b, magnitude = self.b[:, slot], [m[slot] for m in magnitude]
         self.magnitude = magnitude[0].reshape(-1).astype(np.float64)[:, None] if magnitude else None
-        self.scale = rank_scales(adapter, trained.settings)
-        # The axes of the tensor's own part of the weight; a fused weight has one more.
-        shift = int(adapter.target.fused)
-        self.contracted = [axis - shift for axis in adapter.target.contract]
+        self.scale = scale_of(adapter, trained.settings)
+        self.contracted = adapter.target.contract
         self.rest = [axis for axis in range(len(source.transpose)) if axis not in self.contracted]
 
     def factors(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -348,7 +337,7 @@ class ExpertProduct:
     def __init__(self, adapter: Adapter, parameter: Parameter, number: int, trained: TrainedAdapters) -> None:
         self.source, self.place = parameter.sources[number], parameter.place(number)
         self.a, self.b = trained.arrays[parameter.path]  # [experts, *in, rank], [experts, rank, *out]
-        self.scale = rank_scales(adapter, trained.settings)
+        self.scale = scale_of(adapter, trained.settings)
         self.contracted = adapter.target.contract
         self.rest = [i for i in range(1, len(parameter.shape)) if i not in self.contracted]
 
@@ -359,9 +348,9 @@ class ExpertProduct:
         indices = iter(places(self.source, rows[:, None] * width + np.arange(width)))
         at = [next(indices) if isinstance(index, slice) else index for index in self.place]
         low, high = [at[axis] for axis in self.contracted], [at[axis] for axis in self.rest]
-        for rank, scale in enumerate(self.scale):
+        for rank in range(self.a.shape[-1]):
             a = self.a[..., rank][(at[0], *low)].astype(np.float64)
-            yield a, self.b[:, rank][(at[0], *high)].astype(np.float64) * scale
+            yield a, self.b[:, rank][(at[0], *high)].astype(np.float64) * self.scale
 
     def value(self, rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the value, see Expected.value."""
@@ -371,7 +360,7 @@ class ExpertProduct:
             lows += low**2
             highs += high**2
         bound = np.sqrt(lows) * np.sqrt(highs) + np.abs(weight)
-        bound *= (len(self.scale) + 4) * SINGLE_ROUNDING
+        bound *= (self.a.shape[-1] + 4) * SINGLE_ROUNDING
         bound += float(np.finfo(np.float32).tiny)
         return weight + change, bound
 

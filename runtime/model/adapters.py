@@ -1,9 +1,7 @@
-"""The LoRA adapters that a recipe asks for, as Tunix's arrays and as Hugging Face's.
+"""The LoRA adapters that a recipe asks for, as the model's arrays and as PEFT's matrices.
 
-Tunix fuses projections: K and V of a layer are one weight. Qwix would give such a weight one shared A. PEFT
-trains an independent A and B for each projection. To train the same, a fused weight gets one adapter whose
-rank axis holds one block per projection, each as wide as its projection's rank, with the A's side by side.
-In B only B[block, slot] is trained for the projection in that slot; the other entries stay zero.
+As in PEFT, each projection has its own A and B. With `lora.kv: shared`, a layer's values use the A of its
+keys.
 
 DoRA adds a trained magnitude for each output of a projection. The output's column of the weight with its
 adapter is scaled to that magnitude (Liu et al. 2024, as PEFT's use_dora).
@@ -82,35 +80,12 @@ class LoraSettings(Lora):
 
 
 @dataclass(frozen=True)
-class Projection:
-    """One trained projection's part of an adapter.
-
-    Attributes:
-        name: of the Hugging Face module, e.g. "layers.0.self_attn.k_proj".
-        slot: index into the projections of the adapter's target.
-        start: the first index of its block of the rank axis, which projections may share.
-        rank: length of that block.
-        scale: factor of its B @ A, the same in Tunix and in Hugging Face.
-    """
-
-    name: str
-    slot: int
-    start: int
-    rank: int
-    scale: float
-
-    @property
-    def block(self) -> slice:
-        return slice(self.start, self.start + self.rank)
-
-
-@dataclass(frozen=True)
 class Adapter:
     """The LoRA pair of one weight, and DoRA's magnitudes.
 
     Attributes:
         target: the weight.
-        projections: the trained projections, in the order of the target's.
+        scale: factor of B @ A.
         a_shape, b_shape: [*contracted, rank] and [rank, *rest of the weight]; for experts both have a first
             axis of experts.
         a_spec, b_spec: their shardings, following the weight's.
@@ -119,7 +94,7 @@ class Adapter:
     """
 
     target: LoraTarget
-    projections: tuple[Projection, ...]
+    scale: float
     a_shape: tuple[int, ...]
     b_shape: tuple[int, ...]
     a_spec: Spec
@@ -149,13 +124,17 @@ class Adapter:
         return f"{self.target.weight}_lora_b"
 
     @property
+    def name(self) -> str:
+        """Return the projection's name within Hugging Face's decoder: "layers.7.self_attn.k_proj"."""
+        return self.target.name
+
+    @property
     def module(self) -> str:
-        """Return the path of the Tunix module that a Qwix rule matches, with dots instead of slashes."""
+        """Return the path of the flax module that has the weight."""
         return self.target.weight.rpartition(".")[0]
 
     @property
     def rank(self) -> int:
-        """Return the length of the arrays' rank axis: the sum of all blocks' ranks."""
         return self.a_shape[-1]
 
     @property
@@ -163,62 +142,27 @@ class Adapter:
         """Return whether A is that of another projection."""
         return self.lender is not None
 
-    @property
-    def blocks(self) -> tuple[Projection, ...]:
-        """Return one projection for each block of the rank axis, in order."""
-        return self.projections
-
-    @property
-    def masked(self) -> bool:
-        """Return whether part of B must be held at zero."""
-        return self.target.fused and (
-            len(self.blocks) > 1 or len(self.projections) < len(self.target.projections)
-        )
-
-    def split(self, a: np.ndarray, b: np.ndarray, m: np.ndarray | None = None) -> dict[str, Matrices]:
-        """Return A [rank, in], B [out, rank] and with DoRA the magnitudes [out] of each trained projection,
-        named and laid out as in PEFT.
+    def to_peft(self, a: np.ndarray, b: np.ndarray, m: np.ndarray | None = None) -> Matrices:
+        """Return A [rank, in], B [out, rank] and with DoRA the magnitudes [out], laid out as in PEFT.
 
         Args:
             a, b, m: the arrays that `arrays` describes.
         """
-        flat = a.reshape(-1, self.rank)
-        out: dict[str, Matrices] = {}
-        for part in self.projections:
-            rows = b[part.block, part.slot] if self.target.fused else b[part.block]
-            out[part.name] = flat[:, part.block].T, rows.reshape(rows.shape[0], -1).T
-            if m is not None:
-                out[part.name] += ((m[part.slot] if self.target.fused else m).reshape(-1),)
-        return out
+        pair = a.reshape(-1, self.rank).T, b.reshape(self.rank, -1).T
+        return pair if m is None else (*pair, m.reshape(-1))
 
-    def shapes(self, part: Projection) -> tuple[tuple[int, ...], ...]:
-        """Return the shapes of one projection in `split`: A [rank, in], B [out, rank], magnitudes [out]."""
-        rest = self.b_shape[2:] if self.target.fused else self.b_shape[1:]
-        pair = (part.rank, math.prod(self.a_shape[:-1])), (math.prod(rest), part.rank)
-        return (*pair, (math.prod(rest),)) if self.dora else pair
+    @property
+    def peft_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of `to_peft`: A [rank, in], B [out, rank] and with DoRA the magnitudes [out]."""
+        features_in, features_out = math.prod(self.a_shape[:-1]), math.prod(self.b_shape[1:])
+        pair = (self.rank, features_in), (features_out, self.rank)
+        return (*pair, (features_out,)) if self.dora else pair
 
-    def join(self, parts: Mapping[str, Matrices]) -> Matrices:
-        """Invert `split`: return the arrays that `arrays` describes, zero where nothing is trained.
-
-        Args:
-            parts: A [rank, in], B [out, rank] and with DoRA the magnitudes [out] of each trained projection,
-                all of one dtype.
-        """
-        import numpy as np  # the compiler, which has no numpy, imports this module
-
-        dtype = parts[self.projections[0].name][0].dtype
-        a = np.zeros((math.prod(self.a_shape[:-1]), self.rank), dtype)
-        b = np.zeros(self.b_shape, dtype)
-        m = [np.zeros(self.b_shape[1:], dtype)] if self.dora else []
-        for part in self.projections:
-            low, high, *magnitudes = parts[part.name]
-            a[:, part.block] = low.T
-            place = b[part.block, part.slot] if self.target.fused else b[part.block]
-            place[...] = high.T.reshape(place.shape)
-            for array, values in zip(m, magnitudes, strict=True):
-                place = array[part.slot] if self.target.fused else array
-                place[...] = values.reshape(place.shape)
-        return (a.reshape(self.a_shape), b, *m)
+    def from_peft(self, matrices: Matrices) -> Matrices:
+        """Invert `to_peft`: return the values of the arrays that `arrays` describes, each contiguous."""
+        low, high, *magnitudes = matrices
+        pair = low.T.reshape(self.a_shape), high.T.reshape(self.b_shape)
+        return tuple(array.copy() for array in (*pair, *(m.reshape(self.b_shape[1:]) for m in magnitudes)))
 
 
 class ExpertAdapter(Adapter):
@@ -227,24 +171,24 @@ class ExpertAdapter(Adapter):
     PEFT has A [experts * rank, in] and B [out, rank * experts].
     """
 
-    def split(self, a: np.ndarray, b: np.ndarray, m: np.ndarray | None = None) -> dict[str, Matrices]:
+    def to_peft(self, a: np.ndarray, b: np.ndarray, m: np.ndarray | None = None) -> Matrices:
         count, rank = self.target.experts, self.rank
         low = a.reshape(count, -1, rank).swapaxes(1, 2)
         high = b.transpose(self._outputs).reshape(count, rank, -1)
         if self.target.swapped:
             low, high = high, low
-        pair = low.reshape(count * rank, -1), high.transpose(2, 1, 0).reshape(-1, rank * count)
-        return {self.projections[0].name: pair}
+        return low.reshape(count * rank, -1), high.transpose(2, 1, 0).reshape(-1, rank * count)
 
-    def shapes(self, part: Projection) -> tuple[tuple[int, ...], ...]:
+    @property
+    def peft_shapes(self) -> tuple[tuple[int, ...], ...]:
         ranks = self.rank * self.target.experts
         low, high = math.prod(self.a_shape[1:-1]), math.prod(self.b_shape[2:])
         return ((ranks, high), (low, ranks)) if self.target.swapped else ((ranks, low), (high, ranks))
 
-    def join(self, parts: Mapping[str, Matrices]) -> Matrices:
+    def from_peft(self, matrices: Matrices) -> Matrices:
         import numpy as np  # the compiler, which has no numpy, imports this module
 
-        low, high = parts[self.projections[0].name]
+        low, high = matrices
         low = low.reshape(self.target.experts, self.rank, -1)
         high = high.reshape(-1, self.rank, self.target.experts).transpose(2, 1, 0)
         if self.target.swapped:
@@ -287,17 +231,17 @@ class ExpertAdapter(Adapter):
             yield source, low, high
 
 
-def meant(target: str, site: LoraTarget) -> tuple[str, ...]:
-    """Return the modules of a weight that a recipe's target matches.
+def meant(target: str, site: LoraTarget) -> bool:
+    """Return whether a recipe's target matches a weight.
 
     Only a target that names experts or routers matches them: in PEFT too, `target_modules` reach only linear
     layers, whatever else they match.
     """
     if site.words and target == site.words[0]:
-        return site.modules
+        return True
     if site.words and not any(word in target for word in site.words):
-        return ()
-    return tuple([module for module in site.modules if matches(target, module)])
+        return False
+    return matches(target, site.name)
 
 
 @functools.lru_cache(maxsize=2**16)
@@ -363,22 +307,20 @@ def build_adapters(
     for target in sites(family, architecture):
         if lora.layers is not None and target.layer not in lora.layers:
             continue
-        projections = _projections(target, lora)
-        if not projections:
+        if not any(meant(name, target) for name in lora.targets):
             continue
         weight = parameters[target.weight]
         spec = (specs or {}).get(target.weight, weight.spec)
-        rank = projections[-1].start + projections[-1].rank
-        a_shape, b_shape = _pair(target, weight.shape, rank)
+        a_shape, b_shape = _pair(target, weight.shape, lora.rank_of(target.name))
         a_spec, b_spec = _pair(target, spec, None)
         kind = ExpertAdapter if target.experts else Adapter
-        lender = _lender(target, projections[0], out) if lora.kv == "shared" else None
-        dora = lora.kind == "dora"
-        out.append(kind(target, projections, a_shape, b_shape, a_spec, b_spec, dora, lender))
+        lender = _lender(target, lora, out) if lora.kv == "shared" else None
+        dora, scale = lora.kind == "dora", lora.scale_of(target.name)
+        out.append(kind(target, scale, a_shape, b_shape, a_spec, b_spec, dora, lender))
     return out
 
 
-def _lender(target: LoraTarget, projection: Projection, earlier: Sequence[Adapter]) -> Adapter | None:
+def _lender(target: LoraTarget, lora: LoraSettings, earlier: Sequence[Adapter]) -> Adapter | None:
     """Return the adapter of a layer's keys, whose A its values share; None for other projections.
 
     Args:
@@ -387,19 +329,19 @@ def _lender(target: LoraTarget, projection: Projection, earlier: Sequence[Adapte
     Raises:
         ValueError: when the two are given different ranks or alphas.
     """
-    module, _, name = projection.name.rpartition(".")
+    module, _, name = target.name.rpartition(".")
     if name != "v_proj":
         return None
-    keys = (one for one in reversed(earlier) if one.projections[0].name == f"{module}.k_proj")
-    lender = next(keys, None)
-    if lender is not None:
-        key = lender.projections[0]
-        if (key.rank, key.scale) != (projection.rank, projection.scale):
-            raise ValueError(
-                f"{key.name} and {projection.name} share one A under lora.kv: shared, so they cannot have "
-                "ranks or alphas of their own"
-            )
-    return lender
+    keys = next((adapter for adapter in reversed(earlier) if adapter.name == f"{module}.k_proj"), None)
+    if keys is not None and (keys.rank, keys.scale) != (
+        lora.rank_of(target.name),
+        lora.scale_of(target.name),
+    ):
+        raise ValueError(
+            f"{keys.name} and {target.name} share one A under lora.kv: shared, so they cannot have "
+            "ranks or alphas of their own"
+        )
+    return keys
 
 
 def arrays_of(adapters: Iterable[Adapter]) -> dict[str, tuple[tuple[int, ...], Spec]]:
@@ -485,18 +427,6 @@ def parse_layers(layers: str | Sequence[int], num_layers: int) -> tuple[int, ...
     if not chosen:
         raise ValueError("no layer is chosen")
     return tuple(sorted(set(chosen)))
-
-
-def _projections(target: LoraTarget, lora: LoraSettings) -> tuple[Projection, ...]:
-    """Return the trained projections of a weight, each with its block of the rank axis."""
-    out: list[Projection] = []
-    named = {module for name in lora.targets for module in meant(name, target)}
-    for i, name in enumerate(target.modules):
-        if name not in named:
-            continue
-        start = out[-1].start + out[-1].rank if out else 0
-        out.append(Projection(name, i, start, lora.rank_of(name), lora.scale_of(name)))
-    return tuple(out)
 
 
 def _spellings(module: str) -> tuple[str, ...]:

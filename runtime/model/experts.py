@@ -16,7 +16,7 @@ from .expert_load import note
 from .expert_products import Activation, run
 from .families.description import LATENT, Experts
 from .layers import ACTIVATIONS, MLP, STREAM, Block, Config, Einsum, unit
-from .lora import AdapterProvider, scales, together
+from .lora import AdapterProvider, together
 from .sharding import constrain
 
 LIMIT, SLOPE = 7.0, 1.702
@@ -176,5 +176,5 @@ def adapters_of(module: Any, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Arr
     out: dict[str, jax.Array] = {}
     for name, adapter, a, b in zip(weights, adapters, arrays[::2], arrays[1::2], strict=True):
         a, b = constrain(a, adapter.a_spec), constrain(b, adapter.b_spec)
-        out |= {f"{name}_lora_a": a, f"{name}_lora_b": b * scales(adapter, b.dtype)}
+        out |= {f"{name}_lora_a": a, f"{name}_lora_b": b * jnp.asarray(adapter.scale, b.dtype)}
     return x, out

@@ -39,31 +39,22 @@ def initial_pair(adapter: Adapter, settings: LoraSettings, seed: int) -> tuple[n
     seed and the projection's name, not on the mesh or on the other trained weights.
     """
     if settings.init == "zero_a":
-        parts = {}
-        for part in adapter.projections:
-            low, high, *_ = adapter.shapes(part)
-            drawn = _uniform(random_for(seed, f"{part.name}.B"), high, part.rank**-0.5)
-            parts[part.name] = np.zeros(low, np.float32), drawn
-        a, b = replace(adapter, dora=False).join(parts)
+        low, high, *_ = adapter.peft_shapes
+        drawn = _uniform(random_for(seed, f"{adapter.name}.B"), high, adapter.rank**-0.5)
+        a, b = replace(adapter, dora=False).from_peft((np.zeros(low, np.float32), drawn))
         return a, b
     fan_in = int(np.prod(adapter.a_shape[adapter.target.stacked : -1]))
-    blocks = []
-    for part in adapter.lending.blocks:
-        random = random_for(seed, part.name)
-        shape = (*adapter.a_shape[:-1], part.rank)
-        if settings.init == "gaussian":
-            blocks.append(random.standard_normal(shape, dtype=np.float32) / np.float32(part.rank))
-        else:
-            blocks.append(_uniform(random, shape, np.sqrt(UNIFORM[settings.init] / fan_in)))
-    return np.concatenate(blocks, axis=-1), np.zeros(adapter.b_shape, np.float32)
+    random = random_for(seed, adapter.lending.name)
+    if settings.init == "gaussian":
+        a = random.standard_normal(adapter.a_shape, dtype=np.float32) / np.float32(adapter.rank)
+    else:
+        a = _uniform(random, adapter.a_shape, np.sqrt(UNIFORM[settings.init] / fan_in))
+    return a, np.zeros(adapter.b_shape, np.float32)
 
 
 def initial_adapters(adapters: Sequence[Adapter], settings: LoraSettings, seed: int) -> Start:
-    """Return A and B of each projection ("layers.0.self_attn.q_proj"), as `Adapter.split` lays them out."""
-    out: Start = {}
-    for adapter in adapters:
-        out.update(adapter.split(*initial_pair(adapter, settings, seed)))
-    return out
+    """Return A and B of each projection ("layers.0.self_attn.q_proj"), as in PEFT."""
+    return {adapter.name: adapter.to_peft(*initial_pair(adapter, settings, seed)) for adapter in adapters}
 
 
 def path_hash(path: str) -> int:

@@ -31,7 +31,6 @@ from .lora import AdapterProvider, ProductProvider, attach, intercepted, magnitu
 from .partition_rules import Rule, resolved
 from .quantize import (
     Layout,
-    Product,
     attach_quantized,
     layouts,
     product_of,
@@ -109,9 +108,6 @@ def abstract_model(
     specs = {parameter.path: parameter.spec for parameter in parameters}
     adapters: tuple[Adapter, ...] = ()
     provider = None
-    rounded: Callable[..., Product] | None = None
-    if settings.qat is not None:
-        rounded = rounded_product
     if lora is not None:
         try:
             adapters = tuple(build_adapters(family, architecture, lora, specs))
@@ -119,9 +115,12 @@ def abstract_model(
             raise UserError(
                 str(error), "the targets were checked when the recipe was built: build it again"
             ) from None
-        model, provider = attach(model, adapters, lora, rounded(adapters) if rounded else product_of(lora))
-    elif rounded is not None:
-        model = intercepted(model, ProductProvider(rounded(family.lora_targets(architecture))))
+        rounded = settings.qat is not None
+        product = rounded_product(adapter.target for adapter in adapters) if rounded else product_of(lora)
+        model, provider = attach(model, adapters, lora, product)
+    elif settings.qat is not None:
+        product = rounded_product(family.lora_targets(architecture))
+        model = intercepted(model, ProductProvider(product))
     _check_leaves(model, parameters, adapters)
     for path, variable in variables_of(model).items():
         if path in specs:
@@ -191,7 +190,10 @@ def build(
         assert lora is not None
         lora_dtype = np.dtype(jnp.dtype(lora.dtype))
         values: Matrices
-        values = initial_pair(adapter, lora, start) if isinstance(start, int) else adapter.join(start)
+        if isinstance(start, int):
+            values = initial_pair(adapter, lora, start)
+        else:
+            values = adapter.from_peft(start[adapter.name])
         for (path, _, spec), value in zip(adapter.arrays, values, strict=False):
             arrays[path] = put(value.astype(lora_dtype), spec, mesh)
         if adapter.dora and isinstance(start, int):

@@ -1,4 +1,4 @@
-"""LoRA and DoRA in a model: their arrays, their computation, and the gradients that are held at zero.
+"""LoRA and DoRA in a model: their arrays and their computation.
 
 Qwix intercepts the model's matrix products; this module adds the adapters to them. The products of all
 experts at once (experts.py) are not intercepted: their modules hold the provider, which gives them A and B.
@@ -10,15 +10,13 @@ DoRA adds to LoRA a magnitude for each output of a projection (Liu et al. 2024),
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 import qwix
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
@@ -26,7 +24,6 @@ from qwix._src.utils import flax_util
 
 from ..errors import UserError
 from .adapters import Adapter, LoraSettings
-from .families.base import parameter_path
 from .initial import path_hash
 from .quantize import Multiply, Product, dequantize, letters
 from .remat import PROJECTION
@@ -68,9 +65,9 @@ class ProductProvider(qwix.QuantizationProvider):
 class AdapterProvider(ProductProvider):
     """Add each adapter's delta to the product of the weight it belongs to.
 
-    A product of activations x and weight W becomes x W + scale * (dropout(x) A) B, where projections
-    that share W may have different scales. The delta is computed in the adapters' dtype, and the sum is
-    cast back to the product's. So float32 adapters leave the activations of a bfloat16 model in bfloat16.
+    A product of activations x and weight W becomes x W + scale * (dropout(x) A) B. The delta is computed in
+    the adapters' dtype, and the sum is cast back to the product's. So float32 adapters leave the activations
+    of a bfloat16 model in bfloat16.
 
     Attributes:
         linear: the adapters of linear layers, by the path of the layer's module.
@@ -154,21 +151,14 @@ class AdapterProvider(ProductProvider):
         if self.salts is None:
             inner = jnp.einsum(down, x, a)
         else:
-            # As in PEFT, each projection has its own dropout.
-            inner = jnp.concatenate(
-                [
-                    jnp.einsum(down, dropped(x, self.salts, part.name, self._dropout), a[..., part.block])
-                    for part in adapter.lending.blocks
-                ],
-                axis=-1,
-            )
+            # Projections that share A also share its product, and so its dropout.
+            inner = jnp.einsum(down, dropped(x, self.salts, adapter.lending.name, self._dropout), a)
         inner = checkpoint_name(inner, PROJECTION)
-        scale = scales(adapter, inner.dtype)
+        scale = jnp.asarray(adapter.scale, inner.dtype)
         total = product + jnp.einsum(f"{hidden}r,r{rest}->{output}", inner * scale, b)
         if adapter.dora:
             m = getattr(module, f"{name}_lora_m").value
-            pair = a, b * jnp.broadcast_to(scale, b.shape[:1]).reshape(-1, *(1 for _ in rest))
-            by = magnitude_scale(adapter, w_axes, weight, pair, m)
+            by = magnitude_scale(adapter, w_axes, weight, (a, b * scale), m)
             total = jnp.einsum(f"{output},{rest}->{output}", total, by)
         return total.astype(product.dtype)
 
@@ -176,8 +166,7 @@ class AdapterProvider(ProductProvider):
 def magnitude_scale(
     adapter: Adapter, w_axes: str, weight: jax.Array, pair: tuple[jax.Array, jax.Array], m: jax.Array
 ) -> jax.Array:
-    """Return the factor of the outputs of W + B A, [*rest of the weight]: m / |W + B A|; 1 for projections
-    without an adapter.
+    """Return the factor of the outputs of W + B A, [*rest of the weight]: m / |W + B A|.
 
     The length of each output's column gets no gradient (section 4.3 of the paper). It is computed without
     W + B A itself, as |W|^2 + 2 W.(B A) + |B A|^2.
@@ -195,12 +184,7 @@ def magnitude_scale(
     gram = jnp.einsum(f"{contracted}{r},{contracted}{q}->{r}{q}", a, a)
     squares = jnp.einsum(f"{w_axes},{w_axes}->{rest}", weight, weight)
     squares += (b * (2.0 * cross + jnp.einsum(f"{r}{q},{q}{rest}->{r}{rest}", gram, b))).sum(0)
-    scale = m / jnp.sqrt(squares)
-    trained = np.zeros(len(adapter.target.projections), bool)
-    trained[[part.slot for part in adapter.projections]] = True
-    if trained.all():
-        return scale
-    return jnp.where(trained.reshape(-1, *(1 for _ in scale.shape[1:])), scale, 1.0)
+    return m / jnp.sqrt(squares)
 
 
 def magnitudes(adapter: Adapter, weight: jax.Array | qwix.QArray, dtype: Any) -> jax.Array:
@@ -234,14 +218,6 @@ def _together_backward(_: None, gradients: tuple[jax.Array, ...]) -> tuple[jax.A
 
 
 together.defvjp(_together_forward, _together_backward)
-
-
-def scales(adapter: Adapter, dtype: Any) -> jax.Array:
-    """Return the factor of each entry of the rank axis: [rank], or [] if all are equal."""
-    parts = adapter.blocks
-    if len({part.scale for part in parts}) == 1:
-        return jnp.asarray(parts[0].scale, dtype)
-    return jnp.asarray(np.repeat([part.scale for part in parts], [part.rank for part in parts]), dtype)
 
 
 def row_salts(seed: int, index: jax.Array, rows: int) -> jax.Array:
@@ -344,27 +320,3 @@ def attach(
         if adapter.target.experts:
             module.adapters = provider
     return model, provider
-
-
-def trained_mask(adapter: Adapter) -> np.ndarray:
-    """Return 1 where B is trained, 0 where it stays zero: [rank, slots, 1, ...]."""
-    mask = np.zeros((adapter.rank, len(adapter.target.projections)), np.float32)
-    for part in adapter.projections:
-        mask[part.block, part.slot] = 1.0
-    return mask.reshape(*mask.shape, *(1 for _ in adapter.b_shape[2:]))
-
-
-def mask_gradients(adapters: Sequence[Adapter]) -> optax.GradientTransformation:
-    """Zero the gradients of the entries of B that belong to no trained projection.
-
-    Put this first in an optimizer chain, so that clipping sees the norm of trained entries only.
-    """
-    masks: Mapping[str, np.ndarray] = {
-        adapter.b_path: trained_mask(adapter) for adapter in adapters if adapter.masked
-    }
-
-    def mask(path: Any, gradient: jax.Array) -> jax.Array:
-        held = masks.get(parameter_path(path))
-        return gradient if held is None else gradient * jnp.asarray(held, gradient.dtype)
-
-    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(mask, updates))

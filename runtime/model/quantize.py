@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from qwix._src.core import numerics, qarray
 from ..errors import UserError
 from ..sections import FakeQuantization
 from . import sharding
-from .adapters import Adapter, LoraSettings
+from .adapters import LoraSettings
 from .families import Architecture, Family
 from .families.base import LoraTarget, Parameter, Spec, matrices
 from .partition_rules import Placement, resolved, shards
@@ -425,11 +425,8 @@ LEAST_SCALE = 2.0**-23
 LEAST_RANGE = 1e-6
 """The smallest distance between the ends of an asymmetric group."""
 
-Slots = Collection[int] | None
-"""The projections within a fused weight whose products are rounded, None for all."""
 
-
-def rounded_product(places: Sequence[LoraTarget | Adapter]) -> Product:
+def rounded_product(sites: Iterable[LoraTarget]) -> Product:
     """Return the function that rounds the operands of products in quantization-aware training.
 
     The numbers are those of torchao's fake quantizers, whose models are quantized after training. Weights are
@@ -440,14 +437,14 @@ def rounded_product(places: Sequence[LoraTarget | Adapter]) -> Product:
     reciprocal, adds the zero point before it rounds, and passes gradients through codes that are cut off.
 
     Args:
-        places: the linear layers that are rounded, or adapters whose projections are.
+        sites: the weights whose products are rounded.
     """
-    rounded = dict(map(_place, places))
+    modules = {site.weight.rpartition(".")[0] for site in sites}
 
     def product(compute: Multiply, equation: str, x: jax.Array, weight: jax.Array, module: Any) -> jax.Array:
         path = ".".join(map(str, getattr(module, "qwix_path", ())))
         how = _rounding.get()
-        if how is None or path not in rounded:
+        if how is None or path not in modules:
             return compute(x, weight)
 
         # The rounded weight is computed again for the backward pass, instead of being kept.
@@ -455,23 +452,9 @@ def rounded_product(places: Sequence[LoraTarget | Adapter]) -> Product:
         def multiply(x: jax.Array, weight: jax.Array) -> jax.Array:
             return compute(*rounded_operands(equation, x, weight, how))
 
-        out, slots = multiply(x, weight), rounded[path]
-        if slots is None:
-            return out
-        axis, size = _slots(equation, weight.shape)
-        mask = jnp.isin(jnp.arange(size), jnp.asarray(sorted(slots)))
-        mask = mask.reshape([size if i == axis else 1 for i in range(out.ndim)])
-        return jnp.where(mask, out, compute(x, weight))
+        return multiply(x, weight)
 
     return product
-
-
-def _place(place: LoraTarget | Adapter) -> tuple[str, Slots]:
-    """Return the path of a module, and which of its projections are rounded."""
-    if isinstance(place, LoraTarget):
-        return place.weight.rpartition(".")[0], None
-    slots = {part.slot for part in place.projections}
-    return place.module, slots if len(slots) < len(place.target.projections) else None
 
 
 def rounded_operands(
@@ -604,10 +587,3 @@ def _rounded(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax
 def clamped(x: jax.Array, low: float, high: float) -> jax.Array:
     """Cut off what is outside of the range, without a gradient; both ends are inside."""
     return jnp.where(x < low, low, jnp.where(x > high, high, x))
-
-
-def _slots(equation: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the product's axis of the projections that a weight consists of, and their number."""
-    _, w_axes, output = letters(equation)
-    axis = next(axis for axis in w_axes if axis in output)
-    return output.index(axis), shape[w_axes.index(axis)]

@@ -15,7 +15,7 @@ class Reach:
     """What adapters reach in a model.
 
     Attributes:
-        reached: parameters of the weights that carry an adapter; in a fused weight, of trained projections.
+        reached: parameters of the weights that carry an adapter.
         total: parameters of the model that the checkpoint fills.
         expert_layers: layers whose experts carry no adapter.
     """
@@ -46,10 +46,7 @@ def reach(parameters: Sequence[Parameter], adapters: Iterable[Adapter]) -> Reach
     adapters = list(adapters)
     adapted = {f"layers.{adapter.target.layer}" for adapter in adapters if adapter.target.experts}
     return Reach(
-        reached=sum(
-            sizes[adapter.target.weight] * len(adapter.projections) // len(adapter.target.projections)
-            for adapter in adapters
-        ),
+        reached=sum(sizes[adapter.target.weight] for adapter in adapters),
         total=sum(sizes.values()),
         expert_layers=len({layer for p in parameters if (layer := expert_layer(p)) is not None} - adapted),
     )

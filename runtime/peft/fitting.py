@@ -54,7 +54,7 @@ def fitting(adapter: PeftAdapter, base: Known, settings: LoraSettings) -> PeftAd
 def _check_known(adapter: PeftAdapter, base: Known) -> None:
     """Check that the adapter's modules are projections of the base; otherwise raise UserError."""
     layers = base.architecture.num_layers
-    known = {module for target in base.family.all_targets(base.architecture) for module in target.modules}
+    known = {target.name for target in base.family.all_targets(base.architecture)}
     for module in adapter.tensors:
         layer = LAYER.fullmatch(module)
         if layer and int(layer[1]) >= layers:
@@ -76,7 +76,7 @@ def _check_settings(
     """Check the adapter's modules, ranks and alphas; raise UserError with all differences from the recipe."""
     config, present = peft_adapter.config, set(peft_adapter.tensors)
     ranks, alphas = _scales(peft_adapter, base)
-    wanted = {part.name for adapter in adapters for part in adapter.projections}
+    wanted = {adapter.name for adapter in adapters}
     parts: list[str] = []
     lines: list[str] = []
     if present != wanted:
@@ -126,7 +126,7 @@ def _scales(adapter: PeftAdapter, base: Known) -> tuple[dict[str, int], dict[str
     """Return rank and alpha of each module of the adapter, in the model's order; A must have its rank."""
     config = adapter.config
     sites = base.family.all_targets(base.architecture)
-    experts = {module: site.experts for site in sites for module in site.modules if module in adapter.tensors}
+    experts = {site.name: site.experts for site in sites if site.name in adapter.tensors}
     try:
         with limit(MATCH_SECONDS):
             ranks = {module: config.rank_of(adapter.full_names[module]) for module in experts}
@@ -150,11 +150,10 @@ def _scales(adapter: PeftAdapter, base: Known) -> tuple[dict[str, int], dict[str
 def _check_shapes(peft_adapter: PeftAdapter, adapters: Sequence[Adapter]) -> None:
     """Check that A and B fit the base's weights; otherwise raise UserError."""
     for adapter in adapters:
-        for part in adapter.projections:
-            tensors, shapes = peft_adapter.tensors[part.name], adapter.shapes(part)
-            for which, tensor, shape in zip(WHICH, tensors, shapes, strict=False):
-                if tensor.shape != shape:
-                    raise _other_shape(peft_adapter, f"{which} of {part.name}", tensor.shape, shape)
+        tensors = peft_adapter.tensors[adapter.name]
+        for which, tensor, shape in zip(WHICH, tensors, adapter.peft_shapes, strict=False):
+            if tensor.shape != shape:
+                raise _other_shape(peft_adapter, f"{which} of {adapter.name}", tensor.shape, shape)
 
 
 def _other_shape(adapter: PeftAdapter, name: str, shape: Sequence[int], wanted: Sequence[int]) -> UserError:
@@ -193,11 +192,7 @@ def _compare(
 
 def _targets(present: Collection[str], base: Known, settings: LoraSettings) -> list[str]:
     """Return the lines of a recipe that trains exactly the given modules."""
-    called = {
-        module: target.words[0]
-        for target in base.family.expert_targets(base.architecture)
-        for module in target.modules
-    }
+    called = {target.name: target.words[0] for target in base.family.expert_targets(base.architecture)}
     names = sorted({called.get(module) or module.rpartition(".")[2] for module in present})
     layers = sorted({int(module.split(".")[1]) for module in present})
     free = replace(settings, kv="independent")
@@ -205,7 +200,7 @@ def _targets(present: Collection[str], base: Known, settings: LoraSettings) -> l
         adapters = build_adapters(
             base.family, base.architecture, replace(free, targets=tuple(names), layers=chosen)
         )
-        if {part.name for adapter in adapters for part in adapter.projections} == set(present):
+        if {adapter.name for adapter in adapters} == set(present):
             return [f"lora.targets: {_yaml(names)}", f"lora.layers: {words}"]
     return [f"lora.targets: {_yaml(sorted(present))}", "lora.layers: all"]
 

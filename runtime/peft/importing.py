@@ -26,7 +26,7 @@ from ..checkpoints.steps import ITEM, absolute, step_folders
 from ..checkpoints.trained_weights import recorded_lora
 from ..errors import UserError
 from ..merging.arithmetic import use_host_only
-from ..model.adapters import TOKEN_ROWS, LoraSettings, Matrices, build_adapters
+from ..model.adapters import TOKEN_ROWS, LoraSettings, build_adapters
 from ..model.initial import halved
 from ..model.initial import plain as exported
 from ..model.selection import trained_whole
@@ -73,13 +73,13 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
     arrays = arrays_of(opened, base, wanted)
     if settings.principal:
         values = {
-            name: parts
+            a.name: a.to_peft(*(arrays[path] for path, *_ in a.arrays))
             for a in build_adapters(base.family, base.architecture, wanted)
-            for name, parts in a.split(*(arrays[path] for path, *_ in a.arrays)).items()
         }
         halves, initial = halved(values)
         for a in build_adapters(base.family, base.architecture, settings):
-            arrays |= {path: array for (path, *_), array in zip(a.arrays, a.join(halves), strict=True)}
+            restored = a.from_peft(halves[a.name])
+            arrays |= {path: array for (path, *_), array in zip(a.arrays, restored, strict=True)}
     model = record["recipe"].get("model") or {}
     trained = model.get("id", base.name), model.get("revision")
     for note in notes(opened, base, wanted, trained):
@@ -169,18 +169,15 @@ def arrays_of(peft_adapter: PeftAdapter, base: HFCheckpoint, settings: LoraSetti
 
     arrays: dict[str, np.ndarray] = {}
     for adapter in build_adapters(base.family, base.architecture, settings):
-        parts: dict[str, Matrices] = {
-            part.name: tuple(read(part.name, tensor) for tensor in peft_adapter.tensors[part.name])
-            for part in adapter.projections
-        }
-        joined = adapter.join(parts)
-        if adapter.lender is not None and not np.array_equal(joined[0], arrays[adapter.a_path]):
-            names = f"{adapter.lender.projections[0].name} and {adapter.projections[0].name}"
+        tensors = peft_adapter.tensors[adapter.name]
+        values = adapter.from_peft(tuple(read(adapter.name, tensor) for tensor in tensors))
+        if adapter.lender is not None and not np.array_equal(values[0], arrays[adapter.a_path]):
+            names = f"{adapter.lender.name} and {adapter.name}"
             raise UserError(
                 f"{peft_adapter.path}: {names} have different A, and lora.kv: shared has one for both",
                 BUILD.format("lora.kv: independent"),
             )
-        arrays |= {path: array for (path, *_), array in zip(adapter.arrays, joined, strict=True)}
+        arrays |= {path: array for (path, *_), array in zip(adapter.arrays, values, strict=True)}
     if settings.trains_whole:
         for parameter in trained_whole(base.family.parameters(base.architecture), settings):
             out = arrays[parameter.path] = np.zeros(parameter.shape, settings.dtype)

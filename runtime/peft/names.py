@@ -107,7 +107,7 @@ def tied_embedding(base: Known, settings: LoraSettings) -> Source | None:
 def keys_as_values(base: Known, modules: Iterable[str]) -> list[tuple[str, str]]:
     """Return the k_proj modules without a v_proj, each with the v_proj's name."""
     pairs = ((name, f"{name.removesuffix('k_proj')}v_proj") for name in modules if name.endswith(".k_proj"))
-    known = {module for target in base.family.all_targets(base.architecture) for module in target.modules}
+    known = {target.name for target in base.family.all_targets(base.architecture)}
     return [(keys, values) for keys, values in pairs if values not in known]
 
 
@@ -161,11 +161,10 @@ def parameter_names(base: Known) -> dict[str, str]:
     """
     out = {}
     for target in base.family.all_targets(base.architecture):
-        for module in target.modules:
-            if target.parameter:
-                out[module] = f"layers.{target.layer}.{target.parameter}"
-            elif base.family.name in REMAPPED and module.rpartition(".")[2] in OLD_NAMES:
-                out[module] = f"{module}.weight"
+        if target.parameter:
+            out[target.name] = f"layers.{target.layer}.{target.parameter}"
+        elif base.family.name in REMAPPED and target.name.rpartition(".")[2] in OLD_NAMES:
+            out[target.name] = f"{target.name}.weight"
     return out
 
 

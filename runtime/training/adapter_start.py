@@ -80,9 +80,7 @@ def quantization_errors(base: HFCheckpoint, settings: RunSettings) -> Iterator[t
         whole = tuple((0, size) for size in parameter.shape)
         ((_, weight),) = read_shards(base, parameter, [whole], dtype)
         rest = weight.astype(np.float32) - _dequantized(weight, how[parameter.path])
-        for part in adapter.projections:
-            number = part.slot if adapter.target.fused else 0
-            yield part.name, hugging_face(rest[parameter.place(number)], parameter.sources[number])
+        yield adapter.name, hugging_face(rest, parameter.sources[0])
 
 
 def _dequantized(weight: np.ndarray, how: Layout) -> np.ndarray:

@@ -58,7 +58,6 @@ def sources(base: HFCheckpoint, lora: LoraSettings) -> dict[str, Source]:
     """Return the tensor [out, in] of each projection that carries an adapter, by the projection's name."""
     parameters = {p.path: p for p in base.family.parameters(base.architecture)}
     return {
-        part.name: parameters[adapter.target.weight].sources[part.slot if adapter.target.fused else 0]
+        adapter.name: parameters[adapter.target.weight].sources[0]
         for adapter in build_adapters(base.family, base.architecture, lora)
-        for part in adapter.projections
     }

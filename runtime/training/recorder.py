@@ -88,8 +88,10 @@ class Recorder:
         arrays = {parameter_path(path): np.asarray(leaf, np.float32) for path, leaf in leaves}
         out: dict[str, np.ndarray] = {}
         for adapter in self._built.adapters:
-            for name, parts in adapter.split(*(arrays[path] for path, *_ in adapter.arrays)).items():
-                out |= {f"{name}.lora_{which}": part for which, part in zip(PARTS, parts, strict=False)}
+            matrices = adapter.to_peft(*(arrays[path] for path, *_ in adapter.arrays))
+            out |= {
+                f"{adapter.name}.lora_{which}": part for which, part in zip(PARTS, matrices, strict=False)
+            }
         whole = self._built.whole
         if not self._built.adapters:
             whole = tuple(parameter for parameter in self._built.parameters if parameter.trainable)

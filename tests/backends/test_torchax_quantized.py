@@ -43,7 +43,7 @@ def weights(built: Torchax) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("kind", ["nf4", pytest.param("int8", marks=pytest.mark.e2e)])
 def test_quantized_codes_and_scales_equal_train_py(kind: str, tmp_path: Path) -> None:
-    """Compare each device's part bit for bit: Gemma 4's fused keys and values, and keys used as values."""
+    """Compare each device's part bit for bit: Gemma 4's keys and values, and keys used as values."""
 
     from recipec.runtime.backends.torchax.hf_model import tensor_name
 

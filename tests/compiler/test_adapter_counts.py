@@ -64,7 +64,7 @@ def test_shared_kv_adapter_counts_its_a_matrix_once(lowered: Callable[..., Lower
 def test_report_states_the_share_of_parameters_with_adapters(
     lowered: Callable[..., Lowered], model: str, changes: list[str], said: str
 ) -> None:
-    """Count the 31B's v_proj: 50 layers have one of 4096 x 5376, which is half of a fused weight."""
+    """Count the 31B's v_proj: 50 layers have one of 4096 x 5376."""
     run = lowered(f"model.id={model}", *changes)
     assert run.program is not None, run.diagnostics
     assert str(run.program.reach) == said

@@ -65,6 +65,6 @@ def test_miniature_recipe_lowers_and_keeps_adapter_targets(root: Path, tmp_path:
     assert {change.path for change in replaced} >= {"model.id", "data.train"}
     kept = {"lora", "remat", "merge"} - {change.path.partition(".")[0] for change in replaced}
     assert {"remat"} <= kept
-    assert {adapter.target.projections for adapter in small.adapters} == {
-        adapter.target.projections for adapter in original.adapters
+    assert {adapter.target.projection for adapter in small.adapters} == {
+        adapter.target.projection for adapter in original.adapters
     }

@@ -100,8 +100,8 @@ def test_qwen3_moe_adapted_modules_and_ranks_match_peft(
         dropout=0.0,
         rank_pattern=patterns,
     )
-    made = build_adapters(model.family, model.architecture, settings)
-    ours = {projection.name: projection.rank for adapter in made for projection in adapter.projections}
+    lora_adapters = build_adapters(model.family, model.architecture, settings)
+    ours = {adapter.name: adapter.rank for adapter in lora_adapters}
     assert ours == by_peft(theirs, spec, parameters, layers)
 
 

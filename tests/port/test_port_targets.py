@@ -88,8 +88,7 @@ def adapted(model: Model, found: adapters.Chosen) -> set[str]:
     """Return the projections that the recipe adapts."""
     layers = parse_layers(found.layers, model.architecture.num_layers)
     settings = LoraSettings(rank=4, alpha=8.0, targets=found.targets, layers=layers, dropout=0.0)
-    made = build_adapters(model.family, model.architecture, settings)
-    return {projection.name for adapter in made for projection in adapter.projections}
+    return {adapter.name for adapter in build_adapters(model.family, model.architecture, settings)}
 
 
 @pytest.mark.parametrize("name", [GEMMA3, E2B, UNIFIED, QWEN3, "google/gemma-4-26B-A4B"])

@@ -81,7 +81,7 @@ def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
     arrays = training.adapters(built)
     out: dict[str, tuple[np.ndarray, ...]] = {}
     for adapter in built.adapters:
-        out |= adapter.split(*(arrays[path] for path, *_ in adapter.arrays))
+        out[adapter.name] = adapter.to_peft(*(arrays[path] for path, *_ in adapter.arrays))
     for parameter in built.whole:
         for number, source in enumerate(parameter.sources):
             part = arrays[parameter.path][parameter.place(number)]

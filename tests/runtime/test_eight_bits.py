@@ -22,7 +22,7 @@ EQUATIONS = {
     "dense": ("ai,io->ao", (5, 12), (12, 9), (0,)),
     "heads": ("btd,ndh->btnh", (2, 7, 24), (3, 24, 10), (1,)),
     "output": ("btnh,nhd->btd", (2, 7, 3, 10), (3, 10, 20), (0, 1)),
-    "fused": ("bsd,ckdh->cbskh", (2, 7, 24), (2, 3, 24, 10), (2,)),
+    "fused": ("bsd,dcf->bscf", (2, 7, 24), (24, 2, 10), (0,)),
 }
 """Equation, shapes of activations and weight, and the axes of the weight that are summed over."""
 LARGEST = {"int8": 127.5, "fp8": 448.0}

@@ -129,10 +129,9 @@ def test_expert_adapters_of_every_layout_merge_as_in_peft(layout: str) -> None:
             exact, allowed = product.value(rows, weights[name].reshape(-1, width).astype(np.float64))
             assert (np.abs(exact - blocks.reshape(exact.shape)) <= allowed).all()
             assert allowed.max() < 1e-4
-        (pair,) = adapter.split(low, high).values()
-        assert tuple(matrix.shape for matrix in pair) == adapter.shapes(adapter.projections[0])
-        joined = adapter.join({adapter.projections[0].name: pair})
-        assert all(map(np.array_equal, joined, (low, high)))
+        pair = adapter.to_peft(low, high)
+        assert tuple(matrix.shape for matrix in pair) == adapter.peft_shapes
+        assert all(map(np.array_equal, adapter.from_peft(pair), (low, high)))
 
     class Experts(torch.nn.Module):
         def __init__(self) -> None:

@@ -103,7 +103,7 @@ def test_lora_targets_are_quantized_and_other_linears_ignored(kind: str, tmp_pat
     scheme = FORMATS["fp8"]
     quantized = {name for name in base.tensors if scheme.applies(base, name)}
     targets = base.family.lora_targets(base.architecture)
-    assert quantized == {f"{base.prefix}{module}.weight" for target in targets for module in target.modules}
+    assert quantized == {f"{base.prefix}{target.name}.weight" for target in targets}
 
     ignore = scheme.config(base, quantized)["ignore"]
     linear = {name for name, module in model.named_modules() if type(module) is torch.nn.Linear}

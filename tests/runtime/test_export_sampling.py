@@ -110,7 +110,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {**TWO, "multimodal": False},
         {"kv": "shared", "dtype": "bfloat16"},
     ),
-    "fused-qkv-patterns": (tiny.make_gemma3, {"num_key_value_heads": 8, "num_hidden_layers": 1}, PATTERNS),
+    "mha-patterns": (tiny.make_gemma3, {"num_key_value_heads": 8, "num_hidden_layers": 1}, PATTERNS),
 }
 
 
@@ -176,11 +176,8 @@ def test_check_finds_truncating_cast_and_exchanged_changes(case: Case, tmp_path:
 
 
 def test_check_finds_wrong_projection_scale_in_merge(case: Case, tmp_path: Path) -> None:
-    """Find a wrong Projection.scale in the merge, because the check reads rank and alpha again."""
-    adapters = tuple(
-        replace(adapter, projections=tuple(replace(p, scale=2 * p.scale) for p in adapter.projections))
-        for adapter in case.trained.adapters
-    )
+    """Find a wrong Adapter.scale in the merge, because the check reads rank and alpha again."""
+    adapters = tuple(replace(adapter, scale=2 * adapter.scale) for adapter in case.trained.adapters)
     wrong = replace(case.trained, adapters=adapters)
     tensors = merged_tensors(case.base, wrong, "bfloat16")
     folder = write_folder(tmp_path, case.base, tensors)

@@ -57,7 +57,7 @@ RATE = 1e-3
 FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gemma2": (tiny.make_gemma2, {"shards": 2}),
     "gemma3": (tiny.make_gemma3, {"num_hidden_layers": 1, "num_key_value_heads": 1}),
-    "gemma3-fused-qkv": (tiny.make_gemma3, {"num_hidden_layers": 1, "num_key_value_heads": 8}),
+    "gemma3-mha": (tiny.make_gemma3, {"num_hidden_layers": 1, "num_key_value_heads": 8}),
     "gemma3-multimodal": (make_gemma3_multimodal, {}),
     "gemma4-e2b": (tiny.make_gemma4, {**tiny.GEMMA4_E2B, "audio": True}),
     "gemma4-experts": (tiny.make_gemma4, {**tiny.GEMMA4_EXPERTS, "shards": 3}),

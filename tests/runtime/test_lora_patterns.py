@@ -69,7 +69,7 @@ def test_keys_and_values_keep_separate_ranks_and_scales() -> None:
     key, value = (adapters[f"layers.0.attn.{name}_proj.w"] for name in "kv")
     assert (key.a_shape, key.b_shape) == ((64, 2), (2, 4, 16))
     assert (value.a_shape, value.b_shape) == ((64, 4), (4, 4, 16))
-    scales = [adapter.projections[0].scale for adapter in (key, value)]
+    scales = [adapter.scale for adapter in (key, value)]
     assert scales == [3.0 / math.sqrt(2), 3.0 / math.sqrt(4)]
     assert trained_size(value) == 64 * 4 + 4 * 4 * 16
     lora = LoraSettings(**OPTIONS, dropout=0.0, targets=())
@@ -107,7 +107,7 @@ def test_exported_adapter_config_records_rslora_and_patterns(tmp_path: Path) -> 
     base = HFCheckpoint.open(tmp_path)
     settings = LoraSettings(**OPTIONS, dropout=0.0, targets=training.TARGETS)
     adapters = build_adapters(base.family, base.architecture, settings)
-    names = [part.name for adapter in adapters for part in adapter.projections]
+    names = [adapter.name for adapter in adapters]
     config = adapter_config(base, ModelSettings(id="base", family="gemma4"), settings, names)
     assert config["use_rslora"] is True
     assert (config["r"], config["lora_alpha"]) == (4, 8)

@@ -70,7 +70,7 @@ LAYOUTS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
             "alpha_pattern": [[r"[13]\.mlp.*", 2.5]],
         },
     ),
-    "gemma3-fused-qkv": (
+    "gemma3-mha": (
         tiny.make_gemma3,
         {"num_key_value_heads": 8, "num_hidden_layers": 2},
         {

@@ -385,7 +385,7 @@ def test_muon_matrix_axes_match_hugging_face_shapes() -> None:
     "name", ["gemma3", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("phi3", "starcoder2"))]
 )
 def test_muon_steps_match_torch_reference(name: str, tmp_path: Path) -> None:
-    """Cover stacked keys and values, Hugging Face's fused projections, and biases."""
+    """Cover heads, Hugging Face's fused projections, and biases."""
     model = MODELS[name](tmp_path / "base")
     base = HFCheckpoint.open(tmp_path / "base")
     parameters = base.family.parameters(base.architecture)

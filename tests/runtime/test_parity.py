@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "gemma4-experts": (tiny.make_gemma4, tiny.GEMMA4_EXPERTS),
     "gemma4-unified": (tiny.make_gemma4_unified, {**THREE, "num_global_key_value_heads": 1}),
     "gemma2": (tiny.make_gemma2, {}),
-    "gemma2-fused-qkv": (
+    "gemma2-mha": (
         *(tiny.make_gemma2, {"num_hidden_layers": 2, "num_key_value_heads": 8, "query_pre_attn_scalar": 16}),
     ),
     "gemma2-one-head": (
@@ -47,10 +47,10 @@ KINDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         },
     ),
     "gemma3": (tiny.make_gemma3, {}),
-    "gemma3-fused-qkv": (tiny.make_gemma3, {"num_key_value_heads": 8}),
+    "gemma3-mha": (tiny.make_gemma3, {"num_key_value_heads": 8}),
     "gemma3-one-head": (tiny.make_gemma3, {"num_key_value_heads": 1}),
 }
-ONLY_FSDP = ("gemma4-text", "gemma4-e2b", "gemma2", "gemma2-fused-qkv")
+ONLY_FSDP = ("gemma4-text", "gemma4-e2b", "gemma2", "gemma2-mha")
 """Kinds whose logits are compared without tp."""
 
 

@@ -152,16 +152,16 @@ def test_nf4_base_and_loftq_adapters_match_reference(init: str, model: Path, tmp
     arrays, found = training.adapters(run), variables(run)
     parameters = {parameter.path: parameter for parameter in run.parameters}
     for adapter in run.adapters:
-        parameter, (part,) = parameters[adapter.target.weight], adapter.projections
+        parameter = parameters[adapter.target.weight]
         number = 0
         source = parameter.sources[number]
         weight = base.read(source.full_name(base.prefix))
-        a, b = adapter.split(*(arrays[path] for path, *_ in adapter.arrays))[part.name]
-        product = part.scale * b @ a
+        a, b = adapter.to_peft(*(arrays[path] for path, *_ in adapter.arrays))
+        product = adapter.scale * b @ a
         frozen = weight
         if init == "loftq":
             u, s, v = np.linalg.svd(weight - reference_nf4(weight), full_matrices=False)
-            expected = (u[:, : part.rank] * s[: part.rank]) @ v[: part.rank]
+            expected = (u[:, : adapter.rank] * s[: adapter.rank]) @ v[: adapter.rank]
             assert np.abs(product - expected).max() <= 1e-5 * np.abs(expected).max()
         else:
             frozen = weight - product

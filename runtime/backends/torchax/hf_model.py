@@ -388,7 +388,7 @@ def _attach(module: torch.nn.Module, adapters: Sequence[Adapter], lora: LoraSett
     """Add PEFT's LoRA layers to the recipe's projections."""
     import peft
 
-    names = [part.name for adapter in adapters for part in adapter.projections]
+    names = [adapter.name for adapter in adapters]
     patterns = {name: re.escape(PREFIX + name) for name in names}
     settings = peft.LoraConfig(
         r=lora.rank,
@@ -424,13 +424,12 @@ def _trained(
         return trained, places
     dtype = t2j_dtype(getattr(torch, lora.dtype))
     for adapter in adapters:
-        for part in adapter.projections:
-            pair = zip("AB", adapter.shapes(part), adapter_specs(specs[f"{part.name}.weight"]), strict=True)
-            for letter, shape, spec in pair:
-                name = f"{part.name}.lora_{letter}"
-                place = sharding.named(mesh, divisible(shape, spec, mesh.shape))
-                trained[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=place)
-                places[name] = f"{PREFIX}{part.name}.lora_{letter}.default.weight"
+        pair = zip("AB", adapter.peft_shapes, adapter_specs(specs[f"{adapter.name}.weight"]), strict=True)
+        for letter, shape, spec in pair:
+            name = f"{adapter.name}.lora_{letter}"
+            place = sharding.named(mesh, divisible(shape, spec, mesh.shape))
+            trained[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+            places[name] = f"{PREFIX}{adapter.name}.lora_{letter}.default.weight"
     return trained, places
 
 

@@ -127,11 +127,7 @@ def _nf4(base: HFCheckpoint, model: ModelSettings) -> Any:
     from transformers import BitsAndBytesConfig
 
     prefix = module_prefix(base)
-    quantized = {
-        f"{prefix}{module}"
-        for target in base.family.lora_targets(base.architecture)
-        for module in target.modules
-    }
+    quantized = {f"{prefix}{target.name}" for target in base.family.lora_targets(base.architecture)}
     others = [
         name
         for name, module in load_model(base, model, meta=True).named_modules()

@@ -263,14 +263,13 @@ class Parameter:
 
 @dataclass(frozen=True)
 class LoraTarget:
-    """A weight that can carry LoRA: one Hugging Face projection, or several fused into one array.
+    """A weight that can carry LoRA: the weight of a Hugging Face projection, or of all experts of a layer.
 
     Attributes:
         layer: index of the decoder layer.
         weight: the parameter's path.
         contract: the axes of the weight that are summed with the input.
-        projections: module names of the Hugging Face projections ("self_attn.k_proj", ...); several
-            projections lie along the weight's first axis in this order.
+        projection: the module's name in a layer of Hugging Face's model ("self_attn.k_proj").
         experts: how many experts lie along the weight's first axis, each with its own A and B; 0 for none.
         alternate: whether gate and up alternate among Hugging Face's outputs, instead of following each
             other.
@@ -285,7 +284,7 @@ class LoraTarget:
     layer: int
     weight: str
     contract: tuple[int, ...]
-    projections: tuple[str, ...]
+    projection: str
     experts: int = 0
     alternate: bool = False
     swapped: bool = False
@@ -293,14 +292,10 @@ class LoraTarget:
     parameter: str = ""
     holder: str = "layers"
 
-    @property
-    def fused(self) -> bool:
-        return len(self.projections) > 1
-
     @functools.cached_property
-    def modules(self) -> tuple[str, ...]:
-        """Return the projections' names within the decoder: "layers.7.self_attn.k_proj"."""
-        return tuple(f"{self.holder}.{self.layer}.{projection}" for projection in self.projections)
+    def name(self) -> str:
+        """Return the projection's name within the decoder: "layers.7.self_attn.k_proj"."""
+        return f"{self.holder}.{self.layer}.{self.projection}"
 
     @property
     def stacked(self) -> int:

@@ -344,8 +344,9 @@ class DecoderFamily(Family):
             layer = f"layers.{i}"
             for module, hf, weight in _mixers(a, names, i):
                 contract = (0, 1) if weight.endswith((".o_proj.w", ".out_proj.w")) else (0,)
-                slots = (f"{module}.{hf}",)
-                out.append(LoraTarget(i, f"{layer}.{weight}", contract, slots, holder=names.layers))
+                out.append(
+                    LoraTarget(i, f"{layer}.{weight}", contract, f"{module}.{hf}", holder=names.layers)
+                )
             experts, block, path = a.replaced_by(i), self.feed_forward(a), f"{layer}.mlp"
             latent = LATENT if experts is not None and experts.latent else ()
             fed = [(f"{path}.{name}.kernel", f"{block}.{name}") for name in latent]
@@ -354,8 +355,8 @@ class DecoderFamily(Family):
             if "mlp" in a.parts(i) and (experts is None or experts.shared):
                 both = _mlp_names(a, names)
                 fed += [(f"{path}.{name}.kernel", f"{block}.{hf}") for name, hf in both]
-            for kernel, slot in fed:
-                out.append(LoraTarget(i, kernel, (0,), (slot,), holder=names.layers))
+            for kernel, projection in fed:
+                out.append(LoraTarget(i, kernel, (0,), projection, holder=names.layers))
         return out
 
     def expert_targets(self, architecture: Architecture) -> list[LoraTarget]:
@@ -784,9 +785,7 @@ def _mixture_targets(experts: Experts, i: int) -> list[LoraTarget]:
     router, both, down = (f"{module}.{name}".lstrip(".") for name in (names.router, *names.together))
     weight = "" if names.linear_router else f"{router}.weight"
     out = [
-        LoraTarget(
-            i, f"{path}.router.kernel", (0,), (router,), words=_words("router", router), parameter=weight
-        )
+        LoraTarget(i, f"{path}.router.kernel", (0,), router, words=_words("router", router), parameter=weight)
     ]
     for name, parameter in (("gate_up", both), ("down", down)):
         projection = parameter.removesuffix(".weight")
@@ -795,7 +794,7 @@ def _mixture_targets(experts: Experts, i: int) -> list[LoraTarget]:
                 i,
                 f"{path}.experts.{name}",
                 (1,),
-                (projection,),
+                projection,
                 experts=experts.count,
                 alternate=names.alternate and name == "gate_up",
                 swapped=names.swapped,

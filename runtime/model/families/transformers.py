@@ -198,7 +198,7 @@ class Transformers(Family):
             match = LAYER.fullmatch(name)
             if match is None or len(shape) != 2 or not is_linear(match[2]):
                 continue
-            out.append(LoraTarget(int(match[1]), name, (1,), (match[2].removesuffix(".weight"),)))
+            out.append(LoraTarget(int(match[1]), name, (1,), match[2].removesuffix(".weight")))
         return sorted(out, key=lambda target: target.layer)
 
 

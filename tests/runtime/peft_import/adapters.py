@@ -49,7 +49,7 @@ def assert_same(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarr
 
 
 class Small:
-    """A Gemma 3 of two layers with fused K and V, random adapters in our format, and their export."""
+    """A Gemma 3 of two layers, random adapters in our format, and their export."""
 
     def __init__(self, folder: Path) -> None:
         tiny.make_gemma3(folder / "base", num_hidden_layers=2)

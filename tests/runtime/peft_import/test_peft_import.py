@@ -43,7 +43,7 @@ from tests.runtime.runs import lora_section, write_adapter, write_lock
 TWO = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 
 CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
-    # A vision tower whose projections have the same names; a global layer without v_proj; fused K and V.
+    # A vision tower whose projections have the same names; a global layer without v_proj.
     "gemma4": (
         tiny.make_gemma4,
         TWO,
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
             "alpha_pattern": {"v_proj": 9},
         },
     ),
-    # Fused Q, K and V. K is not trained, so that its part of the array stays zero.
+    # As many key heads as query heads, and no adapter on K.
     "gemma3": (
         tiny.make_gemma3,
         {"num_key_value_heads": 8, "num_hidden_layers": 2},
