@@ -295,8 +295,8 @@ MUTANTS = (
            "jnp.clip(quotient(rows, scales), -127, 127)"),
     # Checkpoints, merges, adapters of PEFT.
     Mutant("merge-name", "test_merge -k only_adapted",
-           "out[source.full_name(base.prefix)] = deltas[part.name]",
-           'out[source.full_name("model.")] = deltas[part.name]'),
+           "out[source.full_name(base.prefix)] = deltas[adapter.name]",
+           'out[source.full_name("model.")] = deltas[adapter.name]'),
     Mutant("merge-transpose", "test_families -k same_delta",
            "(hidden, heads, head_dim), (1, 2, 0))", "(hidden, head_dim, heads), (2, 1, 0))"),
     Mutant("merge-scale", "test_merge_rule -k rounds_once",
