@@ -15,15 +15,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler import catalog
-
+MODELS = Path(__file__).parents[1] / "compiler" / "data" / "models.json"
 RECORD = Path(__file__).with_name("positions.json")
 KEY = "max_position_embeddings"
 
 
 def main() -> int:
-    data = json.loads(catalog.DATA.read_text(encoding="utf-8"))
-    catalog.DATA.write_text(json.dumps(written(data, read()), indent=1) + "\n", encoding="utf-8")
+    data = json.loads(MODELS.read_text(encoding="utf-8"))
+    MODELS.write_text(json.dumps(written(data, read()), indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -59,6 +59,7 @@ ROOMS = (
 A module imports only its own room and rooms before it, also within functions and for types."""
 
 DOORS = {
+    "compiler.catalog": {"compiler.catalog"},
     "compiler.checks": {
         *("compiler.checks", "compiler.checks.backends"),
         # For the codes that they declare, by which another room finds a diagnostic.
@@ -92,7 +93,7 @@ READ_BY_PORT = {
     *("compiler.checks.launch", "compiler.checks.train", "compiler.lowering.facts"),
     # Models, machines, and the checks of the recipe that it writes.
     *("compiler.arrangements", "compiler.catalog", "compiler.lowering.format_keys"),
-    *("compiler.lowering.hardware", "compiler.lower", "compiler.catalog.positions"),
+    *("compiler.lowering.hardware", "compiler.lower"),
     *("compiler.lowering.program", "compiler.lowering.references"),
     *("runtime.model.adapters", "runtime.model.families", "runtime.model.families.decoder"),
     *("runtime.data.messages", "runtime.data.tokenizer", "runtime.peft.adapter"),

@@ -1,553 +1,102 @@
-"""The models that a recipe can name: by Hugging Face id, or by a directory with a config.json.
+"""What is this model: all that the compiler knows of a base model, and the only module that others import.
 
-An id is looked up first among the models that were added next to the recipe (`added.py`), then in the
-catalog.
+`find` returns the Model that a recipe names, by a Hugging Face id or by a directory with a config.json. It
+looks an id up first among the models that were added next to the recipe (`added.py`), then in the catalog
+(`listing.py`). An id of a family that cannot be trained is refused before anything is downloaded. For a
+directory, its own config.json takes precedence, because that is the file that will be loaded.
 
-data/models.json holds one entry for each id: its family, whether it is tuned for chat, and the keys of its
-config.json that the family reads. Instead, an entry may name another id and list only the differences. A copy
-by another publisher (unsloth/Qwen3-8B) is recognized as its original.
-data/other_models.json holds the families that cannot be trained, each with prefixes of its ids' last parts.
-Such an id is refused before anything is downloaded. For a directory, its own config.json takes precedence,
-because that is the file that will be loaded.
+A Model tells its positions (`positions.py`), the tensors that its files list (`tensor_list.py`), and the
+format in which they are stored (`quantization.py`). `facts_of` returns what tokenizers, servers and
+transformers need of its family (`family_facts.py`).
 """
 
-from __future__ import annotations
-
-import functools
-import json
-import os
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from pathlib import Path
-from typing import Any
-
-from recipec.compiler.catalog import added, quantization
-from recipec.compiler.catalog.tensor_list import Listed, tensors
-from recipec.compiler.json_value import json_value
-from recipec.runtime.errors import UserError
-from recipec.runtime.model.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint, family_of
-from recipec.runtime.model.families.base import TIE, arrays
-from recipec.runtime.model.families.transformers import refuse
-from recipec.runtime.weights.agreement import prefix_of, same_values, spare_head, untied
-from recipec.runtime.weights.headers import files_of, read_header
-from recipec.runtime.weights.quantized_formats import format_of, plain
-from recipec.spec.codes import Code
-
-DATA = Path(__file__).parents[1] / "data" / "models.json"
-OTHERS = DATA.with_name("other_models.json")
-CAUSAL = DATA.with_name("causal_models.json")
-
-MAX_CONFIG = 1 << 22
-"""The largest size in bytes of a config.json; a few thousand are usual."""
-
-AGAIN = "copy it again from the model's repository"
-
-_QUANTIZED = re.compile(
-    r"-(?:unsloth-bnb-4bit|(?:bnb-)?[48]bit|(?:linearized-)?bnb-nf4(?:-bf16)?"
-    r"|(?:aqlm|awq|exl2|fp8|gguf|gptq|hqq|int[48]|mxfp4|nvfp4|quantized|w\d+a\d+)(?:[-.].*)?)$",
-    re.IGNORECASE,
+from recipec.compiler.catalog.added import (
+    LOCK,
+    MAX_FILE,
+    MODELS,
+    TENSORS,
+    NotWhole,
+    add_command,
+    added_at,
+    folder_name,
+    lock_text,
+    models_folder,
+    tensors_text,
 )
-"""Suffixes of names of copies that their publisher quantized."""
+from recipec.compiler.catalog.family_facts import (
+    Served,
+    architecture_class,
+    class_name,
+    decoder_layer,
+    facts_of,
+    family_titles,
+)
+from recipec.compiler.catalog.finding import (
+    E0801,
+    E0802,
+    E0803,
+    E0813,
+    Model,
+    Shapes,
+    UnknownModel,
+    find,
+    folder_of,
+    instead_of_quantized,
+    known,
+    of_hub,
+)
+from recipec.compiler.catalog.listing import (
+    causal_models,
+    entries,
+    entry_of,
+    is_directory,
+    is_quantized,
+    nearest,
+    original_of,
+    title,
+    untrainable_families,
+)
+from recipec.compiler.catalog.tensor_list import Listed, tensors_in
 
-_TUNED = re.compile(r"(?:-(?:base|bf16|chat|hf|instruct|it|pt))+$", re.IGNORECASE)
-"""Suffixes of model names that the title leaves out."""
-
-
-class UnknownModel(ValueError):
-    """A model whose config.json is not in the catalog and cannot be read.
-
-    Attributes:
-        code: the code of the diagnostic.
-        help: what to write instead.
-    """
-
-    def __init__(self, code: Code, message: str, help: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.help = help
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model whose sizes the compiler knows.
-
-    Attributes:
-        id: as in the recipe.
-        title: for messages: "Gemma 4 31B".
-        family, architecture: describe Tunix's model.
-        config: config.json; for a model of the catalog only the keys that the family reads.
-        origin: "catalog", or the config.json that was read.
-        chat: whether it is tuned for chat; None when only its config.json is known.
-        added: the folder that `recipe models add` saved it in, None if it was not added.
-        published: the model without the embedding rows that a recipe adds, None where it adds none.
-        own_head: the head in a folder's files, if config.json says that the embedding is the head and the
-            two have different values. The model is then one with a head of its own.
-    """
-
-    id: str
-    title: str
-    family: Family
-    architecture: Architecture
-    config: Mapping[str, Any]
-    origin: str
-    chat: bool | None
-    added: added.Added | None = None
-    published: Model | None = None
-    own_head: str | None = None
-
-
-Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes of a checkpoint's tensors, by their names."""
-
-
-@functools.cache
-def entries() -> Mapping[str, Mapping[str, Any]]:
-    """Return data/models.json as {id: {"family": ..., "chat": ..., "config": {...}}}.
-
-    An entry with `like` takes its missing values from the entry named there.
-    """
-    data: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
-    return {name: whole(entry, data) for name, entry in data.items()}
-
-
-def whole(entry: dict[str, Any], data: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return an entry of data/models.json with the values of the entry that it is like."""
-    if "like" not in entry:
-        return entry
-    other = data[entry["like"]]
-    own = {key: value for key, value in entry.items() if key != "like"}
-    config = {**other["config"], **entry.get("config", {})}
-    if "text_config" in other["config"]:
-        config["text_config"] = {**other["config"]["text_config"], **config["text_config"]}
-    return {**other, **own, "config": config}
-
-
-def is_directory(model_id: str) -> bool:
-    """Return whether `model.id` names a directory rather than a Hugging Face id."""
-    return model_id in (".", "..") or model_id.startswith(("./", "../", "/", "~"))
-
-
-E0801 = Code(
+__all__ = [
     "E0801",
-    "model is not in the catalog",
-    cause="The compiler needs the sizes of the model. The catalog has no such id, and neither has a "
-    "folder models/OWNER--NAME next to the recipe.",
-    cure="Use the id that the message suggests, or write ./ before a directory. `recipe models add` "
-    "fetches the config.json and the list of tensors of another model.",
-)
-
-E0803 = Code(
-    "E0803",
-    "checkpoint cannot be trained",
-    cause="Its config.json asks for a feature that recipec's model of the family does not have. "
-    "Training would be wrong without an error. For ids in the catalog, this is known from the "
-    "family, or because a copy has quantized weights.",
-    cure="Use another checkpoint. For a quantized copy, use its original.",
-)
-
-E0804 = Code(
-    "E0804",
-    "model in a bucket",
-    cause="The compiler cannot read the config.json of a gs:// model.",
-    cure="Use the Hugging Face id or a directory as model.id, and pass the address to train.py with --model.",
-)
-
-
-def find(model_id: str, folder: Path) -> Model:
-    """Return the model that a recipe in `folder` names.
-
-    Raises:
-        UnknownModel: there is no such id, or no readable config.json.
-        UnsupportedCheckpoint: its config asks for something that its family's Tunix model does not do.
-    """
-    if is_directory(model_id):
-        own = _read_config(model_id, folder)
-        place = folder / Path(model_id).expanduser()
-        found = read(model_id, own, f"{model_id.rstrip('/')}/config.json", lambda: _of(tensors(place)))
-        head = _own_head(found, place)
-        if head is None:
-            return found
-        try:
-            made = read(model_id, untied(own), found.origin, lambda: _of(tensors(place)))
-        except UnsupportedCheckpoint as error:
-            raise UnsupportedCheckpoint(
-                f"{head} has other values than the embedding, so transformers does not tie the two, whatever "
-                f"config.json says; the model of {found.family.title} has no head of its own",
-                TIE,
-            ) from error
-        return replace(made, own_head=head)
-    if model_id.startswith("gs://"):
-        raise UnknownModel(
-            E0804,
-            f"the config.json of `{model_id}` cannot be read while compiling",
-            "write the Hugging Face id, or a directory with its config.json, as model.id; "
-            "train.py and merge.py get the checkpoint's folder with --model",
-        )
-    if (brought := added_model(model_id, folder)) is not None:
-        return brought
-    if model_id not in entries() and os.path.isdir(folder / model_id):
-        raise UnknownModel(
-            E0801,
-            f"`{model_id}` is not in the catalog: a directory is written with ./",
-            f"id: ./{model_id}",
-        )
-    if model_id not in entries():
-        _refuse_others(model_id)
-    entry = entry_of(model_id)
-    if entry is None:
-        raise UnknownModel(E0801, f"`{model_id}` is not in the catalog", _way_out(model_id, folder))
-    if model_id not in entries() and is_quantized(model_id):
-        original = original_of(model_id)
-        message = f"`{model_id}` is a copy of `{original}` whose weights are stored quantized"
-        raise UnknownModel(E0803, message, f"id: {original}")
-    family = FAMILIES[entry["family"]]
-    # The weights of another publisher's copy may be stored in another format.
-    config: Mapping[str, Any] = entry["config"] if model_id in entries() else plain(entry["config"])
-    architecture = family.architecture(config)
-    return Model(model_id, title(model_id), family, architecture, config, "catalog", entry.get("chat"))
-
-
-E0810 = Code(
-    "E0810",
-    "added model was changed",
-    cause="`recipe models add` wrote a folder next to the recipe. One of its files is missing or "
-    "differs from the lock file. The model that was checked may not be the one that is trained.",
-    cure="Add the model again, or name the folder as a directory, which is used without a lock.",
-)
-
-
-def added_model(model_id: str, folder: Path) -> Model | None:
-    """Return the model of an id that was added next to the recipes of a folder; None if it was not added.
-
-    Raises:
-        UnknownModel: its folder has changed since it was added.
-        UnsupportedCheckpoint: as for `find`.
-    """
-    try:
-        found = added.find(model_id, folder)
-        if found is None:
-            return None
-        config = json_value(found.read("config.json"))
-        chat = None if found.has_template() else False
-    except added.NotWhole as error:
-        raise UnknownModel(E0810, str(error), added.again(model_id, folder)) from None
-    refuse_quantized(model_id, config)
-
-    model = read(model_id, config, f"{found.name}/config.json", lambda: _of(added.tensors(found)))
-    return replace(model, title=title(model_id), chat=chat, added=found)
-
-
-def _own_head(model: Model, place: Path) -> str | None:
-    """Return the head in a folder's files if its values differ from those of the embedding, although
-    config.json says that the embedding is the head. Compiling does not need the files, and checks/tensors.py
-    reports their faults."""
-    try:
-        listed = tensors(place) or {}
-        prefix = prefix_of(model.family, listed)
-        pair = None if prefix is None else spare_head(model.family, model.architecture, listed, prefix)
-        if pair is None:
-            return None
-        files = files_of(place)
-        head, embedding = (read_header(files, listed[name].file).tensors[name] for name in pair)
-        return None if same_values(files, head, embedding) else pair[0]
-    except (OSError, ValueError, UserError):
-        return None
-
-
-def _of(listed: Mapping[str, Listed] | None) -> Shapes | None:
-    return None if listed is None else {name: tensor.shape for name, tensor in listed.items()}
-
-
-E0813 = Code(
-    "E0813",
-    "checkpoint is stored quantized",
-    cause="Its config.json, or the names and types of its tensors, are those of AWQ, GPTQ, "
-    "bitsandbytes, compressed-tensors or another method that is not read. Of FP8, only the form "
-    "with `weight_scale_inv` tensors and its quantization_config is read.",
-    cure="Use the original. `lora.quantize` quantizes it during training.",
-)
-
-
-def refuse_quantized(model_id: str, config: Any) -> None:
-    """Refuse a config.json that says that the weights are stored quantized, naming the method.
-
-    Raises:
-        UnknownModel: the weights are quantized, and the family does not read them.
-    """
-    method = quantization.by_config(config)
-    if method is not None and not quantization.is_read(config):
-        message = f"`{model_id}` has weights that are stored quantized ({method})"
-        raise UnknownModel(E0813, message, instead_of_quantized(model_id))
-
-
-def instead_of_quantized(model_id: str) -> str:
-    """Return what to train instead of a quantized checkpoint: its original, by id where that is known."""
-    original = original_of(model_id)
-    return f"id: {original}" if original else "train the checkpoint that it was made from"
-
-
-def folder_of(name: str, folder: Path) -> Path | None:
-    """Return the local folder of a model's or a tokenizer's files: its directory, or that of an added model.
-
-    Args:
-        name: an id, or a directory relative to `folder`.
-    """
-    try:
-        if is_directory(name):
-            place = folder / Path(name).expanduser()
-            return place if place.is_dir() else None
-        found = added.find(name, folder)
-        return found.place if found else None
-    except (OSError, ValueError, RuntimeError):  # a NUL, an unknown ~user, an invalid lock
-        return None
-
-
-def entry_of(model_id: str) -> Mapping[str, Any] | None:
-    """Return the entry in `entries` of an id, or of the original of a copy; None if both are missing, and for
-    directories."""
-    return entries().get(model_id) or entries().get(_copied(model_id) or "")
-
-
-def _copied(model_id: str) -> str | None:
-    """Return the original of an id that belongs to another publisher or to a quantized copy."""
-    original = original_of(model_id) if re.fullmatch(r"\w[\w.-]*/[\w.-]+", model_id) else None
-    own = original is not None and original.partition("/")[0].lower() == model_id.partition("/")[0].lower()
-    return None if own and not is_quantized(model_id) else original
-
-
-def original_of(name: str) -> str | None:
-    """Return the catalog's id that a copy's name, quantized or not, ends with; None if there is none.
-
-    The name may contain the original's publisher: google-gemma-2-9b for google/gemma-2-9b.
-    """
-    whole = _QUANTIZED.sub("", name.rpartition("/")[2]).lower()
-    bare = whole.removeprefix("meta-").removesuffix("-hf")
-    spellings = {f"{before}{bare}{after}" for before in ("", "meta-") for after in ("", "-hf")}
-    found = [
-        known
-        for known in entries()
-        if known.rpartition("/")[2].lower() in spellings or known.replace("/", "-").lower() == whole
-    ]
-    return found[0] if len(found) == 1 else None
-
-
-def is_quantized(name: str) -> bool:
-    """Return whether a copy's name says that its publisher quantized it."""
-    return _QUANTIZED.search(name) is not None
-
-
-@functools.cache
-def _others() -> Mapping[str, re.Pattern[str]]:
-    data: dict[str, list[str]] = json.loads(OTHERS.read_text(encoding="utf-8"))
-    return {family: re.compile("|".join(starts), re.IGNORECASE) for family, starts in data.items()}
-
-
-def others(name: str) -> list[str]:
-    """Return the families known to be untrainable that match a part of their name or a model's id."""
-    bare = name.rpartition("/")[2].removeprefix("Meta-")
-    return [
-        family
-        for family, starts in _others().items()
-        if bare and (starts.match(bare) or bare.lower() in family.lower())
-    ]
-
-
-def _refuse_others(model_id: str) -> None:
-    """Refuse an id of a family that is known to be untrainable, whoever publishes it."""
-    bare = model_id.rpartition("/")[2].removeprefix("Meta-")
-    for family, starts in _others().items():
-        if starts.match(bare):
-            raise UnsupportedCheckpoint(f"recipec has no model for {family}", "model_type")
-
-
-def family_name(model_id: str, folder: Path) -> str | None:
-    """Return the family of an id or directory, None where it cannot be determined."""
-    try:
-        return find(model_id, folder).family.name
-    except (UnknownModel, UnsupportedCheckpoint):
-        return None
-
-
-def title(model_id: str) -> str:
-    """Return a model's name for a sentence: "google/gemma-4-31B-it" becomes "Gemma 4 31B".
-
-    The suffix that says how it is tuned is left out. A model that is not in the catalog, or is one of our
-    own, is called by its id.
-    """
-    original = model_id if model_id in entries() else _copied(model_id)
-    if original is None or original.startswith("recipec/"):
-        return model_id
-    name = _TUNED.sub("", re.sub(r"^(?:Meta|c4ai)-", "", original.rpartition("/")[2]))
-    name = re.sub(r"^([A-Za-z]{3,})(?=\d)", r"\1 ", name)  # Qwen2.5
-    name = re.sub(r"(?<=\d)_(?=\d)", ".", name)  # phi-1_5
-    words = re.split(r"[ _]|(?<!gpt)-(?![Aa]\d+[BbMm])", name)  # 30B-A3B stays one word
-    words = [word.upper() if re.fullmatch(r"[\d.]+[bm](-a\d+[bm])?", word) else word for word in words]
-    first = words[0] if "-" in words[0] else words[0][:1].upper() + words[0][1:]
-    return " ".join([first, *words[1:]])
-
-
-def causal_models() -> Mapping[str, bool]:
-    """Return the model types for which transformers itself has a causal model in the layout that is read
-    here, and whether that model keeps samples that share a row apart."""
-    packed: dict[str, bool] = _causal()["packed"]
-    return packed
-
-
-def default_positions() -> Mapping[str, int]:
-    """Return the positions of transformers' config classes, by model type, for a config.json that says
-    none."""
-    positions: dict[str, int] = _causal()["positions"]
-    return positions
-
-
-@functools.cache
-def _causal() -> Mapping[str, Any]:
-    data: dict[str, Any] = json.loads(CAUSAL.read_text(encoding="utf-8"))
-    return data
-
-
-E0818 = Code(
-    "E0818",
-    "tensors are not known",
-    cause="The headers of a folder's safetensors files cannot be read. Or these files are missing "
-    "next to a config.json of no known family, for which they give the names and shapes of the "
-    "tensors.",
-    cure="Put the whole checkpoint into that folder, or use a model of one of the families.",
-)
-
-
-def _shapes(model_id: str, config: Mapping[str, Any], listed: Callable[[], Shapes | None]) -> Shapes:
-    """Return the shapes of a checkpoint's tensors, for a model that no family describes.
-
-    Args:
-        listed: returns the shapes, or None for a folder that does not list them.
-
-    Raises:
-        UnknownModel: the shapes cannot be read.
-        UnsupportedCheckpoint: transformers has no such model.
-    """
-    refuse(config)
-    model_type = config.get("model_type")
-    if model_type not in causal_models():
-        why = "which neither a family nor transformers itself has as a causal model"
-        error = UnsupportedCheckpoint(f"config.json: model_type is {model_type!r}, {why}", "model_type")
-        raise _by_own_code(config, error)
-    again = "download the whole checkpoint there: while compiling, the headers of its safetensors are read"
-    try:
-        found = listed()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UnknownModel(E0818, f"the tensors of `{model_id}` cannot be read: {reason}", again) from None
-    if found is None:
-        raise UnknownModel(
-            E0818,
-            f"no family describes {model_type!r}, and `{model_id}` has no safetensors that tell its tensors' "
-            "names and shapes",
-            again,
-        )
-    return found
-
-
-E0802 = Code(
     "E0802",
-    "no readable config.json",
-    cause="model.id is a directory, relative to the recipe's folder, without a readable config.json.",
-    cure="Correct the path, or copy config.json there.",
-)
-
-
-def read(
-    model_id: str, config: Any, origin: str, listed: Callable[[], Shapes | None] = lambda: None
-) -> Model:
-    """Return the model that a config.json describes.
-
-    Args:
-        config: the file's parsed content, which may be any JSON value.
-        origin: the file's name in messages.
-        listed: returns the shapes of the checkpoint's tensors by their names, None where they are not known.
-
-    Raises:
-        UnknownModel: the content is not a JSON object.
-        UnsupportedCheckpoint: as for `find`.
-    """
-    if not isinstance(config, dict):
-        raise UnknownModel(E0802, f"`{origin}` is not a JSON object", AGAIN)
-    try:
-        family = family_of(config)
-    except UnsupportedCheckpoint as error:
-        raise _by_own_code(config, error) from None
-    format_of(family, config)  # refuses values that it does not know
-    shapes = {} if family.tunix else _shapes(model_id, config, listed)
-    try:
-        architecture = family.architecture_of(config, shapes)
-        sizes = {n for parameter in arrays(family, architecture) for n in parameter.shape}
-        if not all(isinstance(n, int) and n > 0 for n in sizes):
-            raise TypeError("a size is not a positive whole number")
-    except UnsupportedCheckpoint:
-        raise
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-        raise UnsupportedCheckpoint(f"config.json: a value is of the wrong type: {error}") from None
-    return Model(model_id, model_id, family, architecture, config, origin, None)
-
-
-def _by_own_code(config: Mapping[str, Any], error: UnsupportedCheckpoint) -> UnsupportedCheckpoint:
-    """Return the refusal of a model type; it names the Python code that the checkpoint ships for the type."""
-    code = config.get("auto_map")
-    if error.key != "model_type" or not isinstance(code, dict) or not code:
-        return error
-    return UnsupportedCheckpoint(
-        f"config.json: model_type is {config.get('model_type')!r}, whose code is part of the checkpoint "
-        f"({code.get('AutoConfig') or next(iter(code.values()))}): such code is never run",
-        "model_type",
-    )
-
-
-def _read_config(model_id: str, folder: Path) -> Any:
-    """Read the config.json of a directory."""
-    try:
-        path = folder / Path(model_id).expanduser() / "config.json"
-        if not folder.is_dir():  # a new recipe's folder: `FOLDER/..` fails until it exists
-            path = Path(os.path.normpath(path))
-        if path.is_file() and path.stat().st_size > MAX_CONFIG:
-            raise ValueError(f"it has more than {MAX_CONFIG:,} bytes")
-        if path.exists() and not path.is_file():  # opening a pipe would block
-            raise ValueError("it is not a regular file")
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UnknownModel(
-            E0802,
-            f"there is no config.json in `{model_id}`",
-            "model.id names a checkpoint's directory, relative to the recipe's own; "
-            "its config.json is read while compiling",
-        ) from None
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~user unknown, or nested too deeply
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UnknownModel(E0802, f"`{model_id}/config.json` cannot be read: {reason}", AGAIN) from None
-    return config
-
-
-def _way_out(model_id: str, folder: Path) -> str:
-    """Suggest a similar id of the same publisher, and say how to name any other model."""
-    close = nearest(model_id)
-    hint = f"did you mean `{close}`? " if close else ""
-    named = added.command(model_id if "/" in model_id else "OWNER/NAME", folder)
-    return (
-        f"{hint}for a model that is not in it, {named} downloads the files that a compile needs from the "
-        "hub; "
-        "or write id: ./checkpoint, a directory with its config.json"
-    )
-
-
-def nearest(model_id: str) -> str | None:
-    """Return the catalog's most similar id of the same publisher, None if there is none."""
-    owner, _, bare = model_id.lower().rpartition("/")
-    names = {name.rpartition("/")[2].lower(): name for name in entries()}
-    made = {bare: name for bare, name in names.items() if not owner or _alike(owner, name.partition("/")[0])}
-    close = get_close_matches(bare, made, n=1, cutoff=0.8)
-    return made[close[0]] if close else None
-
-
-def _alike(owner: str, known: str) -> bool:
-    return bool(get_close_matches(owner, [known.lower()], cutoff=0.8))
+    "E0803",
+    "E0813",
+    "LOCK",
+    "MAX_FILE",
+    "MODELS",
+    "TENSORS",
+    "Listed",
+    "Model",
+    "NotWhole",
+    "Served",
+    "Shapes",
+    "UnknownModel",
+    "add_command",
+    "added_at",
+    "architecture_class",
+    "causal_models",
+    "class_name",
+    "decoder_layer",
+    "entries",
+    "entry_of",
+    "facts_of",
+    "family_titles",
+    "find",
+    "folder_name",
+    "folder_of",
+    "instead_of_quantized",
+    "is_directory",
+    "is_quantized",
+    "known",
+    "lock_text",
+    "models_folder",
+    "nearest",
+    "of_hub",
+    "original_of",
+    "tensors_in",
+    "tensors_text",
+    "title",
+    "untrainable_families",
+]

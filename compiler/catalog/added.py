@@ -1,4 +1,4 @@
-"""Read models that `recipe models add` saved in models/OWNER--NAME next to a recipe. Recipes name them by id.
+"""Models that `recipe models add` saved in models/OWNER--NAME next to a recipe. Recipes name them by id.
 
 Such a folder holds what compiling needs from a checkpoint, without the weights: config.json, the tokenizer's
 files, a list of all tensors, and a lock that records the hub commit of these files.
@@ -7,6 +7,7 @@ files, a list of all tensors, and a lock that records the hub commit of these fi
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import Any
 
 from recipec.compiler.catalog.tensor_list import Listed
 from recipec.compiler.json_value import json_value
+from recipec.runtime.weights.headers import Tensor
 from recipec.spec.load import display
 
 MODELS = "models"
@@ -88,7 +90,7 @@ def models_folder() -> Path:
     return Path("recipes", MODELS) if Path("recipes").is_dir() else Path(MODELS)
 
 
-def command(model_id: str, folder: Path, revision: str | None = None) -> str:
+def add_command(model_id: str, folder: Path, revision: str | None = None) -> str:
     """Return the command that adds a model for the recipes of a folder, as messages show it."""
     target = folder / MODELS
     words = ["recipe", "models", "add", model_id]
@@ -102,10 +104,10 @@ def again(model_id: str, folder: Path) -> str:
     """Return the help for a folder that is incomplete or changed: add the model again."""
     revision = None
     with suppress(NotWhole):
-        found = find(model_id, folder)
-        revision = found.revision if found else None
+        model = find(model_id, folder)
+        revision = model.revision if model else None
     return (
-        f"{command(model_id, folder, revision)} adds it again; to compile a folder that you changed, "
+        f"{add_command(model_id, folder, revision)} adds it again; to compile a folder that you changed, "
         f"write id: ./{MODELS}/{folder_name(model_id)}"
     )
 
@@ -119,10 +121,10 @@ def find(model_id: str, folder: Path) -> Added | None:
     name = folder_name(model_id)
     if "/" in name or "\0" in name or name in ("", ".", ".."):
         return None
-    return read(folder / MODELS / name, model_id, f"{MODELS}/{name}")
+    return added_at(folder / MODELS / name, model_id, f"{MODELS}/{name}")
 
 
-def read(place: Path, model_id: str, name: str) -> Added | None:
+def added_at(place: Path, model_id: str, name: str) -> Added | None:
     """Return the added model in a folder; None if the folder has no lock.
 
     Args:
@@ -149,19 +151,41 @@ def read(place: Path, model_id: str, name: str) -> Added | None:
     return Added(place, name, model_id, revision, commit, files)
 
 
-def tensors(found: Added) -> dict[str, Listed] | None:
+def tensors(model: Added) -> dict[str, Listed] | None:
     """Return every tensor of the checkpoint by its full name; None if the folder has no list of tensors.
 
     Raises:
         NotWhole: the list cannot be read, or has changed.
     """
-    if TENSORS not in found.files:
+    if TENSORS not in model.files:
         return None
-    listed = json_value(found.read(TENSORS))
+    listed = json_value(model.read(TENSORS))
     try:
         return dict(_listed(listed))
     except (AttributeError, TypeError, ValueError):
-        raise NotWhole(f"{found.name}/{TENSORS} is not a list of tensors") from None
+        raise NotWhole(f"{model.name}/{TENSORS} is not a list of tensors") from None
+
+
+def tensors_text(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the text of TENSORS: one line per tensor, so that a diff between commits is readable."""
+    files: dict[str, list[str]] = {}
+    for name, tensor in tensors.items():
+        line = f"{json.dumps(name)}: {json.dumps([tensor.dtype, list(tensor.shape)])}"
+        files.setdefault(tensor.file, []).append(f"  {line}")
+    parts = [f" {json.dumps(file)}: {{\n" + ",\n".join(lines) + "\n }" for file, lines in files.items()]
+    return ("{\n" + ",\n".join(parts) + "\n}\n").encode()
+
+
+def lock_text(model_id: str, revision: str | None, commit: str, files: Mapping[str, bytes]) -> bytes:
+    """Return the text of LOCK for the contents of a folder's other files."""
+    lock = {
+        "lock": LOCK_VERSION,
+        "id": model_id,
+        "revision": revision,
+        "commit": commit,
+        "files": {file: hashlib.sha256(content).hexdigest() for file, content in sorted(files.items())},
+    }
+    return (json.dumps(lock, indent=2) + "\n").encode()
 
 
 def _listed(listed: Any) -> Iterator[tuple[str, Listed]]:

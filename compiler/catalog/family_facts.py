@@ -253,7 +253,7 @@ def facts_of(family: str) -> FamilyFacts:
     return _facts(FAMILIES.get(family) or Transformers())
 
 
-def titles() -> list[str]:
+def family_titles() -> list[str]:
     """Return the names of the families, as messages show them."""
     return [family.title for family in FAMILIES.values()]
 
@@ -291,7 +291,7 @@ def class_name(config: Mapping[str, Any]) -> str:
     kind = str(text.get("model_type") or family_of(config).model_types[-1]).removesuffix("_text")
     if kind in SPELLED:
         return SPELLED[kind]
-    return re.sub(r"(^|_)([a-z])", lambda found: found[2].upper(), kind)
+    return re.sub(r"(^|_)([a-z])", lambda letter: letter[2].upper(), kind)
 
 
 def architecture_class(config: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from recipec.compiler import catalog
+from recipec.compiler.catalog.listing import default_positions
 from recipec.runtime.model.families.base import text_config
 from recipec.runtime.model.families.rotary import ALIASES
 
@@ -31,24 +31,26 @@ ALREADY_SCALED = "gemma3"
 """Model types with this in their name have every factor in the number of positions."""
 
 
-def positions(model: catalog.Model, overrides: Mapping[str, Any] | None = None) -> int | None:
+def positions(config: Mapping[str, Any], overrides: Mapping[str, Any], complete: bool) -> int | None:
     """Return the most tokens of a sequence that vLLM accepts for a model; None where they are not known.
 
     Args:
+        config: config.json.
         overrides: keys that replace those of config.json, as in vLLM's --hf-overrides.
+        complete: whether `config` has all keys. The catalog holds only some.
     """
-    config = _merged(model.config, overrides or {})
+    config = _merged(config, overrides)
     text = text_config(config)
-    number = _number(text, complete=model.origin != "catalog")
+    number = _number(text, complete)
     if number is None:
         return None
     kind = str(text.get("model_type") or config.get("model_type"))
     return int(number * (1.0 if ALREADY_SCALED in kind else _factor(text)))
 
 
-def window(model: catalog.Model) -> int | None:
+def window(config: Mapping[str, Any]) -> int | None:
     """Return the sliding window that config.json gives, None without one."""
-    text = text_config(model.config)
+    text = text_config(config)
     size = text.get("sliding_window")
     used = text.get("use_sliding_window") is not False
     return size if used and isinstance(size, int) else None
@@ -67,16 +69,15 @@ def _number(text: Mapping[str, Any], complete: bool) -> float | None:
     """Return the number of positions before scaling.
 
     Args:
-        complete: whether a missing key has the value of transformers' config class. The catalog holds only
-            some keys.
+        complete: whether a missing key has the value of transformers' config class.
     """
-    given = {key: text[key] for key in KEYS if _is_number(text.get(key))}
-    if OVERRIDING in given:
-        return float(given[OVERRIDING])
-    default = catalog.default_positions().get(str(text.get("model_type"))) if complete else None
-    if KEYS[0] not in given and default is not None:
-        given[KEYS[0]] = default
-    return min(given.values(), default=None)
+    numbers = {key: text[key] for key in KEYS if _is_number(text.get(key))}
+    if OVERRIDING in numbers:
+        return float(numbers[OVERRIDING])
+    default = default_positions().get(str(text.get("model_type"))) if complete else None
+    if KEYS[0] not in numbers and default is not None:
+        numbers[KEYS[0]] = default
+    return min(numbers.values(), default=None)
 
 
 def _is_number(value: Any) -> bool:

@@ -17,9 +17,6 @@ METHODS = {
 }
 """Display names of the methods, by `quant_method` of a config.json; others keep the name given there."""
 
-GROWTH = {"FP8": "twice", "MXFP4": "almost four times"}
-"""Bytes of a weight in bfloat16, compared with the methods that are read."""
-
 ENDINGS = {
     ".g_idx": "GPTQ",
     ".weight_scale_inv": "FP8",

@@ -24,7 +24,7 @@ class Listed:
     shape: tuple[int, ...]
 
 
-def tensors(folder: Path) -> dict[str, Listed] | None:
+def tensors_in(folder: Path) -> dict[str, Listed] | None:
     """Return each tensor by its name; None for a folder without safetensors.
 
     Raises:
@@ -48,10 +48,10 @@ def _files(index: Path) -> list[str]:
     if index.stat().st_size > LARGEST:
         raise ValueError(f"{INDEX} has more than {LARGEST:,} bytes")
     content = _json(index.read_bytes(), INDEX)
-    found = content.get("weight_map")
-    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found.values()):
+    weight_map = content.get("weight_map")
+    if not isinstance(weight_map, Mapping) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ValueError(f"{INDEX} has no weight_map")
-    names = sorted(set(found.values()))
+    names = sorted(set(weight_map.values()))
     if any(Path(name).name != name for name in names):
         raise ValueError(f"{INDEX} names files of other folders")
     return names
@@ -80,11 +80,11 @@ def _tensor(entry: Any, file: str) -> Listed:
 
 def _json(content: bytes, file: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, Mapping):
+        value = None
+    if not isinstance(value, Mapping):
         raise ValueError(
             f"{file} is not a safetensors file" if file != INDEX else f"{file} is not a JSON object"
         )
-    return found
+    return value

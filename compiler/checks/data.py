@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog.family_facts import facts_of
 from recipec.compiler.checks.formats import LOSS_ON, Rows, is_known, rows_of
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.format_keys import ALONE
@@ -436,16 +435,16 @@ def _tokenizer(facts: Facts) -> Iterator[Diagnostic]:
     tokenizer, model = facts.recipe.model.tokenizer, facts.model
     if tokenizer is None or model is None or tokenizer == model.id:
         return
-    family = catalog.family_name(tokenizer, facts.folder)
-    if family is not None and family != model.family.name:
+    named = catalog.known(tokenizer, facts.folder)
+    if named is not None and named.family.name != model.family.name:
         yield Diagnostic(
             E0403,
-            f"`{tokenizer}` is a tokenizer of {facts_of(family).title}, and {model.title} was trained with "
-            f"{facts_of(model.family.name).title}'s: the token ids stand for different text",
+            f"`{tokenizer}` is a tokenizer of {named.family.title}, and {model.title} was trained with "
+            f"{model.family.title}'s: the token ids stand for different text",
             "model.tokenizer",
             "remove the line to use the model's own tokenizer",
         )
-    elif family is None and not catalog.is_directory(tokenizer):
+    elif named is None and not catalog.is_directory(tokenizer):
         yield Diagnostic(
             W0404,
             f"`{tokenizer}` is not in the catalog: the compiler cannot tell whether it fits {model.title}",

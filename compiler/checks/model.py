@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog import quantization
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import listing
 from recipec.runtime.data.tokenizer import padded
@@ -13,6 +12,9 @@ from recipec.runtime.model.selection import trained_whole
 from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
+
+GROWTH = {"FP8": "twice", "MXFP4": "almost four times"}
+"""Bytes of a weight in bfloat16, compared with the methods that are read."""
 
 W0805 = Code(
     "W0805",
@@ -76,11 +78,11 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "model.dtype",
             "dtype: bfloat16; adapters and optimizer state stay float32 (lora.dtype)",
         )
-    if facts.model is not None and (method := quantization.stored(facts.model.config)) is not None:
+    if facts.model is not None and (method := facts.model.stored) is not None:
         yield Diagnostic(
             N0820,
             f"`{section.id}` is stored in {method}: its weights are trained and merged as bfloat16, which "
-            f"takes {quantization.GROWTH[method]} the bytes in memory and on disk",
+            f"takes {GROWTH[method]} the bytes in memory and on disk",
             "model.id",
             "change nothing, or use the model's unquantized original if it is published; merge.quantization "
             "writes eight bits again",

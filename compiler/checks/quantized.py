@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipec.compiler.catalog.family_facts import facts_of
+from recipec.compiler.catalog import facts_of
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.vllm.features import runs_jax_model
 from recipec.spec.codes import Code

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.catalog.family_facts import facts_of
+from recipec.compiler.catalog import facts_of
 from recipec.compiler.checks.quantized import E0604
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.facts import Facts

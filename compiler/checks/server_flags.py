@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.catalog.family_facts import Served, facts_of
+from recipec.compiler.catalog import Served, facts_of
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.vllm import blocks, features
 from recipec.compiler.vllm import flags as vllm

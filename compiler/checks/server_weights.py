@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog import quantization
-from recipec.compiler.catalog.family_facts import architecture_class
+from recipec.compiler.catalog import architecture_class
 from recipec.compiler.checks.quantized import E0604
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.vllm import features
@@ -308,7 +307,7 @@ def _adapter(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             where,
             "run serve/smoke.sh against the server before you rely on it",
         )
-        yield from _stored(facts, serve, config)
+        yield from _stored(facts, serve)
 
 
 W0661 = Code(
@@ -320,10 +319,10 @@ W0661 = Code(
 )
 
 
-def _stored(facts: Facts, serve: Serve, config: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def _stored(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     """Report a base whose weights the server computes with in another format than training."""
     base, where, chip = facts.recipe.model.id, "serve.weights", facts.serve_accelerator
-    method = quantization.stored(config) if serve.model in (None, base) else None
+    method = facts.model.stored if facts.model is not None and serve.model in (None, base) else None
     if method == "FP8" and chip is not None and not chip.fp8_matmul:
         yield Diagnostic(
             E0604,

@@ -7,11 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import groupby
-from pathlib import Path
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog import E0810, E0813, E0818, Model, added, quantization
-from recipec.compiler.catalog.tensor_list import Listed, tensors
+from recipec.compiler.catalog import E0813, Listed, Model, UnknownModel
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.model.families import FAMILIES
@@ -54,7 +52,6 @@ CODES = {
     Kind.LAYER: E0814,
 }
 
-WHOLE = "download the whole checkpoint again"
 OTHER = "use another revision or another checkpoint: its config.json describes other tensors"
 
 
@@ -62,34 +59,15 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     if facts.model is None:
         return
     model = facts.model.published or facts.model
-    if catalog.is_directory(model.id):
-        yield from _of_folder(model, facts.folder / Path(model.id).expanduser())
-    if model.added is None:
-        return
-    yield from _against_catalog(model)
+    if model.added is not None:
+        yield from _against_catalog(model)
     try:
-        for file in model.added.files:
-            model.added.read(file)
-        listed = added.tensors(model.added)
-    except added.NotWhole as error:
-        yield Diagnostic(E0810, str(error), WHERE, added.again(model.id, facts.folder))
+        listed = model.tensors(facts.folder)
+    except UnknownModel as error:
+        yield Diagnostic(error.code, str(error), WHERE, error.help)
         return
     if listed is not None:
-        yield from _tensors(model, f"{model.added.name}/{added.TENSORS}", listed)
-
-
-def _of_folder(model: Model, place: Path) -> Iterator[Diagnostic]:
-    """Check the headers of a folder's safetensors if all files exist. Compiling does not need them."""
-    try:
-        listed = tensors(place) if model.family.tunix else None
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        yield Diagnostic(E0818, f"the tensors of `{model.id}` cannot be read: {reason}", WHERE, WHOLE)
-        return
-    if listed is not None:
-        yield from _tensors(model, model.id, listed)
+        yield from _tensors(model, *listed)
 
 
 W0816 = Code(
@@ -127,15 +105,6 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
         place: the file or folder that lists the tensors.
     """
     form = format_of(model.family, model.config)
-    method = quantization.by_tensors({name: tensor.dtype for name, tensor in listed.items()})
-    if form is None and method is not None:
-        yield Diagnostic(
-            E0813,
-            f"`{model.id}` has weights that are stored quantized ({method}): {place} lists their tensors",
-            WHERE,
-            catalog.instead_of_quantized(model.id),
-        )
-        return
     if form is not None:
         try:
             listed = form.unpacked(listed, lambda codes, _, shape: Listed(codes.file, "BF16", shape))

@@ -82,7 +82,7 @@ def add(
     It fetches config.json, the tokenizer's files, and the names, shapes and types of all tensors, which
     `recipe check` compares with the model's family. It uses HF_ENDPOINT, HF_TOKEN and the hub's cache.
     """
-    from recipec.compiler.catalog.added import models_folder
+    from recipec.compiler.catalog import models_folder
     from recipec.compiler.hub.fetch import fetch, write
 
     models = output or models_folder()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.catalog.tensor_list import tensors
+from recipec.compiler.catalog import tensors_in
 from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.trained.model_folder import template_variables
 from recipec.runtime.errors import UserError, first_line
@@ -145,7 +145,7 @@ def count_numbers(folder: Path) -> int:
         UserError: when there are no such files, or one is damaged.
     """
     try:
-        found = tensors(folder)
+        found = tensors_in(folder)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"the weights of {folder} are damaged: {reason}", "merge again") from None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from recipec.compiler.artifacts.runtime import requirement
-from recipec.compiler.catalog.family_facts import decoder_layer
+from recipec.compiler.catalog import decoder_layer
 from recipec.compiler.emitters import settings_text
 from recipec.compiler.emitters.settings_text import about, chat_template, constructor, imports, kind
 from recipec.compiler.lowering import pins

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog import E0801, E0803, family_facts
+from recipec.compiler.catalog import E0801, E0803
 from recipec.compiler.pages.document import Document, Section, Table, Text
 from recipec.compiler.vllm.features import implementation
 from recipec.compiler.wording import listing, quantity
@@ -88,8 +88,8 @@ def _sentences(models: Sequence[KnownModel]) -> Iterator[str]:
 
 def unknown(word: str) -> Diagnostic:
     """Explain why there is no model that matches a word."""
-    known = f"known are checkpoints of {listing(family_facts.titles())}"
-    if others := catalog.others(word):
+    known = f"known are checkpoints of {listing(catalog.family_titles())}"
+    if others := catalog.untrainable_families(word):
         return Diagnostic(E0803, f"this version cannot train models of {listing(others, 'or')}", "", known)
     return Diagnostic(
         E0801,
@@ -123,7 +123,7 @@ def _total(family: Family, architecture: Architecture) -> int:
 
 def _family(id: str) -> str:
     family = catalog.entries()[id].get("family")
-    return family_facts.FAMILIES[family].title if family else ""
+    return FAMILIES[family].title if family else ""
 
 
 def _bare(name: str) -> str:

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog.added import LOCK
+from recipec.compiler.catalog import LOCK
 from recipec.compiler.explain.loss import additions, objective, rounding
 from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.run_length import held_out, run_length, warmup_steps

@@ -7,7 +7,6 @@ cache.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -21,9 +20,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from recipec.compiler import __version__, catalog
-from recipec.compiler.artifacts.whole import changing, digest
-from recipec.compiler.catalog import E0802, added
-from recipec.compiler.catalog.added import MAX_FILE, TENSORS
+from recipec.compiler.artifacts.whole import changing
+from recipec.compiler.catalog import E0802, LOCK, MAX_FILE, TENSORS
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.hub.hub_errors import HubNotReached, refused
 from recipec.compiler.json_value import json_value
@@ -117,7 +115,7 @@ class _Repository:
         for file in sorted(self._sizes):
             if file not in files and any(_is(file, name) for name in names):
                 files[file] = self._file(file)
-        files[TENSORS] = _listed(self._tensors)
+        files[TENSORS] = catalog.tensors_text(self._tensors)
         return Fetched(self._id, self._revision, self._commit, self._name, files, self._tensors)
 
     def _config(self) -> bytes:
@@ -130,8 +128,7 @@ class _Repository:
         content = self._file(CONFIG)
         config = json_value(content)
         try:
-            catalog.refuse_quantized(self._id, config)
-            catalog.read(self._id, config, CONFIG, self._shapes)
+            catalog.of_hub(self._id, config, CONFIG, self._shapes)
         except catalog.UnknownModel as error:
             if error.code == E0802:
                 self._wrong(str(error))
@@ -271,23 +268,13 @@ def _is(file: str, pattern: str) -> bool:
     return fnmatchcase(file, pattern) and file.count("/") == pattern.count("/")
 
 
-def _listed(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return the text of TENSORS: one line per tensor, so that a diff between commits is readable."""
-    files: dict[str, list[str]] = {}
-    for name, tensor in tensors.items():
-        line = f"{json.dumps(name)}: {json.dumps([tensor.dtype, list(tensor.shape)])}"
-        files.setdefault(tensor.file, []).append(f"  {line}")
-    parts = [f" {json.dumps(file)}: {{\n" + ",\n".join(lines) + "\n }" for file, lines in files.items()]
-    return ("{\n" + ",\n".join(parts) + "\n}\n").encode()
-
-
 def write(fetched: Fetched, models: Path) -> Path:
     """Write a model's folder into `models`, replacing the files of an earlier commit, and return it.
 
     Raises:
         ArtifactError: when a folder of this name was not written by recipec, or writing fails.
     """
-    name = added.folder_name(fetched.id)
+    name = catalog.folder_name(fetched.id)
     target = models / name
     try:
         models.mkdir(parents=True, exist_ok=True)
@@ -298,7 +285,8 @@ def write(fetched: Fetched, models: Path) -> Path:
             for file in before - fetched.files.keys():
                 if (target / file).is_file():
                     change.remove(f"{name}/{file}")
-            change.write(f"{name}/{added.LOCK}", _lock(fetched))  # last: it marks the folder complete
+            lock = catalog.lock_text(fetched.id, fetched.revision, fetched.commit, fetched.files)
+            change.write(f"{name}/{LOCK}", lock)  # last: it marks the folder complete
     except OSError as error:
         raise cannot_be_written(target, error) from error
     return target
@@ -306,23 +294,12 @@ def write(fetched: Fetched, models: Path) -> Path:
 
 def _files_of(target: Path, model_id: str) -> set[str]:
     """Return the files that an earlier command wrote."""
-    found = None
-    with suppress(added.NotWhole):
-        found = added.read(target, model_id, str(target))
-    if found is None and not (target / added.LOCK).exists() and target.exists() and any(os.scandir(target)):
+    earlier = None
+    with suppress(catalog.NotWhole):
+        earlier = catalog.added_at(target, model_id, str(target))
+    if earlier is None and not (target / LOCK).exists() and target.exists() and any(os.scandir(target)):
         raise ArtifactError(
             f"{target} exists, and `recipe models add` did not write it",
             "move it, or choose another with -o",
         )
-    return set(found.files) if found else set()
-
-
-def _lock(fetched: Fetched) -> bytes:
-    lock = {
-        "lock": added.LOCK_VERSION,
-        "id": fetched.id,
-        "revision": fetched.revision,
-        "commit": fetched.commit,
-        "files": {file: digest(content) for file, content in sorted(fetched.files.items())},
-    }
-    return (json.dumps(lock, indent=2) + "\n").encode()
+    return set(earlier.files) if earlier else set()

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog import E0803, family_facts
-from recipec.compiler.catalog.added import command
-from recipec.compiler.catalog.positions import positions
+from recipec.compiler.catalog import E0803
 from recipec.compiler.lowering import hardware
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.run_length import Length, run_length
@@ -95,7 +93,7 @@ class Facts:
     @cached_property
     def positions(self) -> int | None:
         """The most tokens of a sequence that the model has positions for; None where it is not known."""
-        return None if self.model is None else positions(self.model)
+        return None if self.model is None else self.model.positions()
 
     @property
     def replicates(self) -> bool:
@@ -204,7 +202,7 @@ LENGTHS = (("data", "max_length"), ("serve", "max_model_len"))
 
 def _within_positions(recipe: Recipe, model: catalog.Model | None) -> Recipe:
     """Shorten the lengths that the recipe leaves to their defaults to the model's positions."""
-    most = None if model is None else positions(model)
+    most = None if model is None else model.positions()
     for name, key in LENGTHS:
         section = getattr(recipe, name)
         if most is None or section is None or key in section.model_fields_set:
@@ -222,7 +220,7 @@ def _model(recipe: Recipe, source: Path, found: list[Diagnostic]) -> catalog.Mod
     except catalog.UnknownModel as error:
         found.append(Diagnostic(error.code, str(error), "model.id", error.help))
     except UnsupportedCheckpoint as error:
-        known = f"known are checkpoints of {listing(family_facts.titles())}"
+        known = f"known are checkpoints of {listing(catalog.family_titles())}"
         found.append(
             Diagnostic(
                 E0803,
@@ -297,7 +295,7 @@ def _at_commit(recipe: Recipe, model: catalog.Model | None, source: Path, found:
                 f"model.revision is {given}, and {added.name} was added at "
                 f"{f'{added.revision}, ' if added.revision else ''}commit {added.commit}",
                 "model.revision",
-                f"remove it, or {command(model.id, source.parent, given)} adds the other",
+                f"remove it, or {catalog.add_command(model.id, source.parent, given)} adds the other",
             )
         )
         return recipe

@@ -38,7 +38,6 @@ from recipec.compiler.wording import plural
 from recipec.runtime.data.file_rows import kind_of
 from recipec.runtime.data.tokenizer import load_tokenizer
 from recipec.runtime.errors import UserError
-from recipec.runtime.model.families import UnsupportedCheckpoint
 from recipec.runtime.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -230,9 +229,8 @@ def _plain(recipe: Recipe) -> bool:
 
 def _counted(recipe: Recipe, folder: Path) -> Statistics | None:
     """Count the data with its tokenizer, if both are on this machine and counting takes only seconds."""
-    try:
-        model = catalog.find(recipe.model.id, folder)
-    except (catalog.UnknownModel, UnsupportedCheckpoint):
+    model = catalog.known(recipe.model.id, folder)
+    if model is None:
         return None
     found = quick_statistics(Subject(recipe, folder / "recipe.yaml", model.family, model.architecture))
     return None if isinstance(found, Unavailable) or not found.samples else found

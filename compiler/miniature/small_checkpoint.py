@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.catalog.family_facts import class_name, facts_of
+from recipec.compiler.catalog import class_name, facts_of
 from recipec.compiler.miniature.fewer_layers import pattern, with_layers
 from recipec.runtime.model.families import Architecture, family_of
 from recipec.runtime.model.families.base import CHUNKED, SLIDING, text_config

@@ -10,7 +10,6 @@ from typing import Any
 
 from recipec.compiler import catalog
 from recipec.compiler.arrangements import concerns_mesh
-from recipec.compiler.catalog.positions import positions
 from recipec.compiler.checks.server import E0915
 from recipec.compiler.checks.server_cache import BLOCK, N0607, N0635
 from recipec.compiler.errors import ArtifactError
@@ -23,7 +22,6 @@ from recipec.compiler.new.draft import FEWEST, JUDGED, RANK, SHORTEST, Draft, Pr
 from recipec.compiler.new.machines import refusal
 from recipec.compiler.new.new_recipe_text import Contents, write
 from recipec.compiler.wording import divisors
-from recipec.runtime.model.families import UnsupportedCheckpoint
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.language import VERSION
 from recipec.spec.load import load
@@ -87,11 +85,8 @@ def usual_format(model: str, method: str | None, file: Path) -> str:
     for judged, name in JUDGED.items():
         if method == name:
             return judged
-    try:
-        chat = catalog.find(model, file.parent).chat
-    except (catalog.UnknownModel, UnsupportedCheckpoint):
-        return "chat"
-    return "text" if chat is False else "chat"
+    base = catalog.known(model, file.parent)
+    return "text" if base is not None and base.chat is False else "chat"
 
 
 def make(asked: NewRecipeOptions) -> Made:
@@ -156,7 +151,7 @@ def look(name: str, model: str, method: str | None, file: Path) -> Probe:
     if program is None:
         assert problem is not None
         raise ArtifactError(problem.message, problem.help)
-    return Probe(program, positions(catalog.find(model, file.parent)))
+    return Probe(program, catalog.find(model, file.parent).positions())
 
 
 def _served(asked: NewRecipeOptions, draft: Draft) -> tuple[Made | None, Diagnostic | None]:

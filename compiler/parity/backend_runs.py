@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.catalog.family_facts import facts_of
+from recipec.compiler.catalog import facts_of
 from recipec.compiler.checks.backends import diagnosed
 from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program

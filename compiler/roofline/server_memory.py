@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog.family_facts import facts_of
+from recipec.compiler.catalog import facts_of
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.roofline.server_results import Cache, Weights
 from recipec.compiler.roofline.training_step import multiplies

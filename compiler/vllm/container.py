@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from recipec.compiler.catalog.family_facts import facts_of
+from recipec.compiler.catalog import facts_of
 from recipec.compiler.vllm import blocks, features
 from recipec.compiler.vllm import flags as vllm
 from recipec.compiler.vllm.weights import ServedWeights, adapter_weights, model_weights

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.catalog.family_facts import architecture_class
+from recipec.compiler.catalog import architecture_class
 from recipec.compiler.vllm.flags import flags
 from recipec.runtime.model.adapters import principal
 

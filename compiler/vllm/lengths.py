@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.catalog.positions import positions, window
 from recipec.compiler.json_value import json_value
 from recipec.compiler.vllm.flags import by_flag
 
@@ -25,8 +24,8 @@ def longest_request(model: Model | None, serve: Serve) -> int | None:
     given = by_flag(serve.extra_args)
     if model is None or any(name in given for name in OTHER_CONFIG):
         return None
-    most = positions(model, _overrides(given))
-    if given.get("disable-sliding-window") is True and (seen := window(model)) is not None:
+    most = model.positions(_overrides(given))
+    if given.get("disable-sliding-window") is True and (seen := model.window) is not None:
         return seen if most is None else min(most, seen)
     return most
 

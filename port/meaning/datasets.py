@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from recipec.compiler.catalog.positions import positions
 from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys
 from recipec.port.ledger import Ledger, Verdict
@@ -230,7 +229,7 @@ def unlimited(keys: Keys) -> int:
     """Return the row length if the tool has no limit: at most the model's positions."""
     named = keys.ledger.value("model.id")
     model = None if named is None else model_names.resolve(str(named), keys.source.path.parent).model
-    most = None if model is None else positions(model)
+    most = None if model is None else model.positions()
     return NO_LIMIT if most is None else min(NO_LIMIT, most)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler import catalog
+from recipec.compiler.catalog import listing
 from recipec.compiler.checks.backends import diagnosed
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lower import Lowered
@@ -212,6 +212,6 @@ def test_added_model_without_a_family_is_read_from_tensors_json(lowered: Lower, 
 
 
 def test_causal_model_table_has_the_pinned_transformers_version() -> None:
-    table = json.loads(catalog.CAUSAL.read_text(encoding="utf-8"))
+    table = json.loads(listing.CAUSAL.read_text(encoding="utf-8"))
     assert table["transformers"] == pins.sets()["train-cpu"]["direct"]["transformers"]
     assert table["packed"]["helium"] and not table["packed"]["bamba"] and "t5" not in table["packed"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from recipec.compiler import catalog
+from recipec.compiler.catalog import finding
 from recipec.compiler.lower import Lowered
 from recipec.runtime.model.families import UnsupportedCheckpoint
 from recipec.runtime.model.families.decoder import DecoderArchitecture
@@ -172,6 +173,6 @@ def test_quantized_copy_is_refused_with_the_id_of_the_original(copy: str, tmp_pa
 
 @pytest.mark.parametrize(("kind", "apart"), [("olmoe", True), ("granitemoe", False)])
 def test_family_decides_the_expert_layout_if_only_config_json_is_known(kind: str, apart: bool) -> None:
-    model = catalog.read("./checkpoint", {"model_type": kind}, "config.json")
+    model = finding.read("./checkpoint", {"model_type": kind}, "config.json")
     assert isinstance(model.architecture, DecoderArchitecture) and model.architecture.experts is not None
     assert model.architecture.experts.tensors.apart is apart

@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog.positions import positions
+from recipec.compiler.catalog import listing
 from recipec.compiler.lower import Lowered, lower
 from recipec.spec.load import load
 from scripts import causal_models
@@ -68,7 +68,7 @@ CASES: tuple[tuple[str, dict[str, Any], int | None], ...] = (
 
 def of(config: Mapping[str, Any], origin: str = "config.json") -> int | None:
     model = catalog.find("Qwen/Qwen3-8B", Path())
-    return positions(replace(model, config=config, origin=origin))
+    return replace(model, config=config, origin=origin).positions()
 
 
 @pytest.mark.parametrize(("config", "most"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
@@ -77,9 +77,9 @@ def test_positions_follow_vllms_rule(config: dict[str, Any], most: int | None) -
 
 
 def test_catalog_has_the_recorded_positions_and_says_nothing_of_the_others() -> None:
-    data = json.loads(catalog.DATA.read_text(encoding="utf-8"))
+    data = json.loads(listing.DATA.read_text(encoding="utf-8"))
     assert record.written(json.loads(json.dumps(data)), record.read()) == data
-    found = {name: positions(catalog.find(name, Path())) for name in catalog.entries()}
+    found = {name: catalog.find(name, Path()).positions() for name in catalog.entries()}
     assert len(found) - list(found.values()).count(None) >= 375
     for name, number in record.read().items():
         scaled = name.startswith("tencent/")
@@ -90,7 +90,7 @@ def test_catalog_has_the_recorded_positions_and_says_nothing_of_the_others() -> 
 
 def test_defaults_are_those_of_transformers() -> None:
     known = causal_models.positions(transformers, catalog.causal_models())
-    assert dict(catalog.default_positions()) == known
+    assert dict(listing.default_positions()) == known
     assert known["llama"] == 2048 and known["gemma3_text"] == 131_072
 
 

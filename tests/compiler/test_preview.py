@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.catalog.family_facts import facts_of
+from recipec.compiler.catalog import facts_of
 from recipec.compiler.explain import preview
 from recipec.compiler.miniature import small_checkpoint
 from tests.compiler import added_models

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler import catalog
+from recipec.compiler.catalog import listing
 from recipec.compiler.cli.main import app
 from recipec.port.keys import tools
 from recipec.port.scripts import coming_from
@@ -31,7 +32,7 @@ def test_catalog_entry_of_the_page_passes_recipe_check(
     assert list(added) == [NAME] and NAME not in catalog.entries()
     data = tmp_path / "models.json"
     data.write_text(json.dumps({**catalog.entries(), **added}), encoding="utf-8")
-    monkeypatch.setattr(catalog, "DATA", data)
+    monkeypatch.setattr(listing, "DATA", data)
     catalog.entries.cache_clear()
     try:
         command = ["check", str(root / "recipes" / "llama31-8b-v6e8.yaml"), "--set", f"model.id={NAME}"]

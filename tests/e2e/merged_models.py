@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipec.compiler.catalog.family_facts import facts_of
+from recipec.compiler.catalog import facts_of
 from recipec.compiler.miniature.small_checkpoint import write_tokenizer
 from recipec.runtime.merging import merge
 from recipec.runtime.settings import ModelSettings

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog.family_facts import architecture_class, class_name
+from recipec.compiler.catalog import architecture_class, class_name
 from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.miniature.small_checkpoint import write_tokenizer

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog.positions import positions
 from tests.compiler.test_positions import CASES
 from tests.e2e import vllm_cpu
 
@@ -32,7 +31,7 @@ def asked(python: Path, configs: Mapping[str, Any]) -> dict[str, int]:
 def test_vllm_derives_the_same_positions() -> None:
     """Every model of the catalog whose positions are known, and the kinds of rope scaling."""
     models = {name: catalog.find(name, Path()) for name in catalog.entries()}
-    known = {name: most for name, model in models.items() if (most := positions(model)) is not None}
+    known = {name: most for name, model in models.items() if (most := model.positions()) is not None}
     configs = {name: dict(models[name].config) for name in known}
     for name, config, most in CASES:
         if most is not None and isinstance(config.get("max_position_embeddings", 0), int):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from recipec.compiler import store
-from recipec.compiler.catalog.family_facts import facts_of
+from recipec.compiler.catalog import facts_of
 from recipec.compiler.emitters.train import emit_train
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import run_length as counting

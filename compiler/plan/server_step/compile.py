@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from recipec.compiler import store
-from recipec.compiler.catalog.family_facts import architecture_class
+from recipec.compiler.catalog import architecture_class
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import hardware, pins
 from recipec.compiler.lowering.program import Program
