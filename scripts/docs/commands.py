@@ -16,8 +16,9 @@ Findings and progress go to stderr, what was asked for goes to stdout. `recipe C
 as this page.
 
 Every command has `-q, --quiet` (print only errors), `-v, --verbose` (print what the command is doing) and
-`--help`. Most commands that take a recipe have `--notes` (print notes in full) and `--set PATH=VALUE`, which
-sets a key to a YAML value and may be repeated: `--set train.steps=10 --set 'mesh.axes={fsdp: 2, tp: 2}'`.
+`--help`. RECIPE is the YAML file of a recipe. Most commands that take one have `--notes` (print notes in full)
+and `--set PATH=VALUE`, which sets a key to a YAML value and may be repeated:
+`--set train.steps=10 --set 'mesh.axes={fsdp: 2, tp: 2}'`.
 
 """
 
@@ -55,7 +56,15 @@ def pages() -> tuple[Page, ...]:
     text = re.sub(r"\s+\[(default: [^\]]*|required)\]", r" (\1)", text)
     for option in SHARED:
         text = re.sub(rf"^\* `{re.escape(option)}`: .*\n", "", text, flags=re.M)
-    text = re.sub(r"\*\*Options\*\*:\n+(?=$|<a |#|\*\*)", "", text)  # of a command without others
+    text = re.sub(
+        r"^\* `RECIPE <(?:path|list\[Path\])>`: YAML files? of (?:a recipe|recipes)\. \(required\)\n",
+        "",
+        text,
+        flags=re.M,
+    )
+    text = re.sub(
+        r"\*\*(?:Arguments|Options)\*\*:\n+(?=$|<a |#|\*\*)", "", text
+    )  # of a command without others
     text = text.replace("**Usage**:\n\n", "")
     return (Page("commands.md", "Commands", HEAD + text.rstrip("\n") + "\n"),)
 

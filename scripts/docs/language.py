@@ -110,8 +110,8 @@ def _facts(field: Schema, sections: Schema, path: str) -> str:
     facts = (
         [f"**Type** {'one of these values' if _listed(field) else _type(field, sections)}"] if path else []
     )
-    unit = field.get("x-unit")
-    if unit:
+    unit = field.get("x-unit", "")
+    if unit and not unit.startswith("none"):
         facts.append(f"**Unit** {unit}")
     if field.get("x-form"):
         facts.append(f"**Form** {field['x-form']}")
