@@ -16,7 +16,7 @@ Findings and progress go to stderr, what was asked for goes to stdout. `recipe C
 as this page.
 
 Every command has `-q, --quiet` (print only errors), `-v, --verbose` (print what the command is doing) and
-`--help`. RECIPE is the YAML file of a recipe. Most commands that take one have `--notes` (print notes in full)
+`--help`. RECIPE is the YAML file of a recipe. Most that take one have `--notes` (print notes in full)
 and `--set PATH=VALUE`, which sets a key to a YAML value and may be repeated:
 `--set train.steps=10 --set 'mesh.axes={fsdp: 2, tp: 2}'`.
 
