@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
@@ -13,22 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from recipec.compiler.errors import ArtifactError
-
-WAYS_OUT = {
-    errno.ENOSPC: "free disk space there, or name another place",
-    errno.EDQUOT: "free disk space there, or name another place",
-    errno.EFBIG: "it would be larger than this system or `ulimit -f` allows",
-    errno.EACCES: "check its permissions, or name another place",
-    errno.EPERM: "check its permissions, or name another place",
-    errno.EROFS: "name a place that can be written",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.EMFILE: "`ulimit -n` says how many files may be open at a time: raise it",
-    errno.ENOENT: "check the path",
-    errno.ENOTDIR: "check the path",
-    errno.EISDIR: "name a file",
-}
-"""Helps for errors of the operating system."""
+from recipec.compiler.errors import WAYS_OUT, ArtifactError
 
 START, END = ".recipe-", ".part"
 LEFT = re.compile(r"\.recipe-[a-z0-9_]{8}\.part")

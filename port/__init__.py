@@ -11,6 +11,6 @@ dialects/, meaning/     what each key of a tool becomes; the meanings that sever
 mesh, plan              the devices
 report, page            the report as text and as a page
 back                    the other way: a recipe into a tool's config
-cli                     the command
+options, cli            the arguments of the command, and its work
 port                    the complete port: the checked recipe, and the files that it needs
 """

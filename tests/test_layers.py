@@ -101,7 +101,8 @@ READ_BY_PORT = {
     # Texts of recipes, modules and pages.
     *("compiler.python_text", "compiler.pages.html", "compiler.wording"),
     # What the command does next to the port itself: files, models of the hub, plans.
-    *("compiler.artifacts.artifact", "compiler.writing", "compiler.cli.base", "compiler.cli.plan"),
+    *("compiler.artifacts.artifact", "compiler.writing", "compiler.terminal", "compiler.cli.commands"),
+    *("compiler.cli.guard", "compiler.cli.planning", "compiler.cli.printing", "compiler.cli.reading"),
     *("compiler.hub.fetch", "compiler.plan.results", "compiler.plan.search"),
 }
 """The modules outside of spec/ that port/ imports. No package imports port/."""
@@ -116,14 +117,25 @@ HEAVY = {
 }
 """Third-party packages that functions import, because a process may not need them."""
 
-SLOW = {"httpx", "jinja2", "plotext", "plotly", "readline", "rich", "tpu_inference", "vllm"}
+SLOW = {"httpx", "jinja2", "plotext", "plotly", "pygls", "readline", "rich", "tpu_inference", "vllm"}
 """More packages that functions of compiler/ import, because a command may not need or not have them."""
 
-COMMANDS = {"compiler.cli", "port.cli"}
-"""The command line, whose functions import what a command needs, so that `recipe --help` is quick."""
+LATER = {
+    "compiler.cli.check": {"compiler.cli.planned"},
+    "compiler.cli.commands": {"importlib"},
+}
+"""Modules that functions import for their time: plans, which few checks read; the metadata of packages."""
+
+STARTING = {
+    *("compiler.cli.commands", "compiler.cli.guard", "compiler.cli.parser"),
+    *("compiler", "compiler.errors", "compiler.lowering", "compiler.lowering.backend", "compiler.terminal"),
+    *("port", "port.options", "port.tools"),
+    *("recipec", "runtime", "runtime.errors", "runtime.progress", "spec", "spec.codes", "spec.diagnostics"),
+}
+"""Modules that every command may import before its work, besides those of the arguments."""
 
 MOST_PARAMETERS = 7
-"""For functions and methods, except commands, whose parameters are options of the command line."""
+"""For functions and methods."""
 
 SCRIPTS = {
     "runtime.backends.torchax.torchax_run.run",
@@ -363,17 +375,28 @@ def test_functions_import_only_heavy_packages() -> None:
 
     A module of this repository may be imported in a function if it brings a heavy package that the importer
     does without: torch for one backend, jax for a family that the compiler reads, Jinja for a check of chats.
-    In the rooms of COMMANDS, a command imports what it needs when it runs.
     """
     wrong = [
         said(module, imported)
-        for module in set(those("spec", "compiler", "runtime", "port")) - set(those(*COMMANDS))
+        for module in set(those("spec", "compiler", "runtime", "port"))
         for imported in imports(module)
         for heavy in [HEAVY if inside(module, "runtime") else HEAVY | SLOW]
         if imported.later and imported.module not in heavy
         if not at_once(imported.module) & heavy - at_once(module)
+        if imported.module not in LATER.get(module, ())
     ]
     assert not wrong
+
+
+def test_command_line_starts_without_the_modules_that_do_the_work() -> None:
+    """Keep help and completion quick: they read the arguments of commands, and import no work."""
+    arguments = those("compiler.cli.arguments")
+    started = {
+        name for module in ("compiler.cli.main", "port.options", *arguments) for name in at_once(module)
+    }
+    modules = started & MODULES.keys() - {"compiler.cli", "compiler.cli.main", *arguments}
+    assert modules == STARTING
+    assert not started & (HEAVY | SLOW | {"pydantic", "ruamel"})
 
 
 def test_compiler_imports_only_packages_of_a_plain_installation() -> None:
@@ -458,7 +481,7 @@ def test_modules_access_no_private_attributes_of_other_modules() -> None:
 
 
 def test_functions_have_at_most_seven_parameters() -> None:
-    """Require an object for more parameters, except for listed commands and scripts."""
+    """Require an object for more parameters, except for listed scripts."""
     wrong = {}
     for module in those(*PACKAGES):
         for node in nodes(module):
@@ -466,10 +489,7 @@ def test_functions_have_at_most_seven_parameters() -> None:
                 given = node.args
                 names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
                 count = len(names) - (names[:1] in (["self"], ["cls"]))
-                command = (
-                    inside(module, "compiler.cli") or module == "port.cli"
-                ) and "Annotated" in ast.unparse(given)
-                if count > MOST_PARAMETERS and not command:
+                if count > MOST_PARAMETERS:
                     wrong[f"{module}.{node.name}"] = count
     assert wrong.keys() == {*SCRIPTS, DECLARATION}, wrong
 

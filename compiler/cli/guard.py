@@ -16,14 +16,17 @@ import re
 import select
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn, TextIO
 
 import typer
 
-from recipec.compiler.cli.base import DONE, FAILED
+from recipec.compiler.errors import WAYS_OUT, ArtifactError
+from recipec.runtime.errors import UserError
 from recipec.spec.codes import Code
+from recipec.spec.diagnostics import printable
 
 E0000 = Code(
     "E0000",
@@ -32,7 +35,8 @@ E0000 = Code(
     cure="Run the command again with RECIPEC_TRACEBACK=1, and report the output together with the recipe.",
 )
 
-
+DONE, FAILED, MISUSED = 0, 1, 2
+"""Exit statuses."""
 INTERRUPTED = 128 + signal.SIGINT
 UNREAD = 128 + signal.SIGPIPE
 """Exit status where the reader of the output went away, as of a program that the signal ends."""
@@ -84,8 +88,8 @@ def _leave(signum: int, frame: object) -> NoReturn:
 def _status(command: Callable[[], object]) -> int:
     try:
         _demand_folder()
-        given = command()
-        return given if isinstance(given, int) else DONE
+        status = command()
+        return status if isinstance(status, int) else DONE
     except SystemExit as left:
         return _of_exit(left.code)
     except KeyboardInterrupt:
@@ -110,8 +114,6 @@ def _of_exit(code: object) -> int:
 
 
 def _demand_folder() -> None:
-    from recipec.compiler.errors import ArtifactError
-
     try:
         os.getcwd()
     except OSError:
@@ -122,10 +124,6 @@ def _demand_folder() -> None:
 
 def _failed(error: Exception) -> int:
     """Print what failed, and return the exit status. A bug of the compiler is reported as a bug."""
-    from recipec.compiler.errors import ArtifactError
-    from recipec.compiler.writing import WAYS_OUT
-    from recipec.runtime.errors import UserError
-
     shown = getattr(error, "show", None)  # a usage error of typer's, whose class it does not export
     if callable(shown) and isinstance(status := getattr(error, "exit_code", None), int):
         text = io.StringIO()
@@ -146,7 +144,7 @@ def _failed(error: Exception) -> int:
     elif isinstance(error, MemoryError):
         _tell("error: there is not enough memory")
     else:
-        _own_fault(error)
+        _internal_error(error)
     return FAILED
 
 
@@ -157,10 +155,8 @@ def _plainly(text: str) -> str:
     return text
 
 
-def _own_fault(error: Exception) -> None:
+def _internal_error(error: Exception) -> None:
     if os.environ.get("RECIPEC_TRACEBACK"):
-        import traceback
-
         with suppress(OSError):
             traceback.print_exc()
     first = (str(error).splitlines() or [""])[0]
@@ -184,8 +180,6 @@ def _place(error: OSError) -> str:
 
 def _tell(text: str, help: str | None = None) -> None:
     """Print to stderr, if it can be written."""
-    from recipec.spec.diagnostics import printable
-
     with suppress(OSError, ValueError):
         print(printable(text if not help else f"{text}\n  = help: {help}"), file=sys.stderr, flush=True)
 

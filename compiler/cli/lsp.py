@@ -9,33 +9,23 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, BinaryIO, cast
+from importlib.util import find_spec
+from typing import Any, BinaryIO, cast
 
 import typer
 
-from recipec.compiler.cli.base import DONE, FAILED, say
+from recipec.compiler.cli.arguments.editors import LspArguments
+from recipec.compiler.cli.guard import DONE, FAILED
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lsp.frames import Frames
+from recipec.compiler.packages import install
+from recipec.compiler.terminal import say
 
 
-def lsp(
-    stdio: Annotated[
-        bool, typer.Option("--stdio", help="Use stdin and stdout, as always.", hidden=True)
-    ] = True,
-) -> None:
-    """Run the language server for editors, over stdin and stdout.
-
-    The editor starts it. docs/editors.md explains how, for each editor.
-    """
-    from importlib.util import find_spec
-
-    from recipec.compiler.errors import ArtifactError
-    from recipec.compiler.packages import install
-
+def lsp(args: LspArguments) -> None:
+    """Run `recipe lsp`."""
     if find_spec("pygls") is None:
-        raise ArtifactError(
-            "recipe lsp needs pygls, which is not installed",
-            install("lsp"),
-        )
-    from recipec.compiler.lsp.frames import Frames
+        raise ArtifactError("recipe lsp needs pygls, which is not installed", install("lsp"))
     from recipec.compiler.lsp.language_server import make_server
 
     if sys.stdin.isatty():
@@ -65,8 +55,8 @@ class _Lines(logging.Formatter):
         # pygls writes some tracebacks into the text itself.
         text, _, more = record.getMessage().partition("\n")
         error = record.exc_info[1] if record.exc_info else sys.exc_info()[1] if more else None
-        said = f"{record.name}: {text}" + (f": {error!r}" if error is not None else "")
-        return said.replace("\n", " ")[:LONGEST]
+        line = f"{record.name}: {text}" + (f": {error!r}" if error is not None else "")
+        return line.replace("\n", " ")[:LONGEST]
 
 
 class _Channel(io.FileIO):

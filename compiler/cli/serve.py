@@ -1,205 +1,66 @@
-"""The commands `recipe serve`: a server in a container, and what is asked of it."""
+"""`recipe serve`: a server in a container, and what is asked of it."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+import json
 
 import typer
 
-from recipec.compiler.cli.base import FAILED, group, note, print_document
-
-app = group("Run an artifact's server, measure it and compare its answers.", no_args_is_help=True)
-
-
-Artifact = Annotated[
-    Path,
-    typer.Argument(metavar="ARTIFACT", help="An artifact's folder: generated/NAME."),
-]
-
-
-@app.command()
-def up(
-    artifact: Artifact,
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", metavar="DIR", help="Folder of the weights on this machine."),
-    ] = None,
-    adapter: Annotated[
-        Path | None,
-        typer.Option("--adapter", metavar="DIR", help="Folder of the PEFT adapter."),
-    ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once the server is ready.")] = False,
-    wait: Annotated[
-        float | None,
-        typer.Option(
-            "--wait",
-            metavar="MINUTES",
-            min=0.01,
-            help="With --detach: how long the server may load and compile; by default 30.",
-        ),
-    ] = None,
-) -> None:
-    """Build the image and start the server with docker compose.
-
-    It shows the log and runs until Ctrl-C, which stops and removes the container. With --detach it returns
-    when the server answers, and the server runs until `recipe serve down`.
-    """
-    from recipec.compiler.deployment.compose import up as started
-    from recipec.compiler.deployment.served_artifact import open_artifact
-
-    started(open_artifact(artifact), note, model, adapter, detach, wait)
+from recipec.compiler.cli.arguments.serve import BenchArguments, DownArguments, UpArguments, VerifyArguments
+from recipec.compiler.cli.guard import FAILED
+from recipec.compiler.deployment.bench_server import bench as measured
+from recipec.compiler.deployment.compose import down as stopped
+from recipec.compiler.deployment.compose import up as started
+from recipec.compiler.deployment.served_artifact import open_artifact
+from recipec.compiler.deployment.verify_server import VerifyOptions, document
+from recipec.compiler.deployment.verify_server import verify as verified
+from recipec.compiler.pages.text import show as print_document
+from recipec.compiler.terminal import note
 
 
-@app.command()
-def down(
-    artifact: Artifact,
-    volumes: Annotated[
-        bool, typer.Option("--volumes", help="Also remove the compiled programs and downloads.")
-    ] = False,
-) -> None:
-    """Stop the server after its current requests, and remove its container."""
-    from recipec.compiler.deployment.compose import down as stopped
-    from recipec.compiler.deployment.served_artifact import open_artifact
-
-    stopped(open_artifact(artifact), volumes)
+def up(args: UpArguments) -> None:
+    """Run `recipe serve up`."""
+    started(open_artifact(args.artifact), note, args.model, args.adapter, args.detach, args.wait)
 
 
-@app.command()
-def bench(
-    artifact: Artifact,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            "--url",
-            metavar="URL",
-            help="Address of a server other than the one of `recipe serve up`; vllm must then be on PATH.",
-        ),
-    ] = None,
-    results: Annotated[
-        Path | None,
-        typer.Option(
-            "--results", metavar="DIR", help="Folder of the results; by default ARTIFACT/results/bench."
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="DIR",
-            help="Folder of the model's tokenizer, as vllm sees it; by default the recipe's weights.",
-        ),
-    ] = None,
-    machine: Annotated[
-        str | None,
-        typer.Option(
-            "--machine",
-            metavar="NAME",
-            help="Machine of the server, such as v6e-8, if it cannot be detected.",
-        ),
-    ] = None,
-    usd_per_hour: Annotated[
-        float | None,
-        typer.Option(
-            "--usd-per-hour",
-            metavar="X",
-            min=1e-6,
-            help="Price of the server's machine; by default the accelerator's.",
-        ),
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", metavar="MINUTES", min=0.01, help="Limit of one point; by default 30."),
-    ] = None,
-) -> None:
-    """Run the recipe's benchmark on the server.
-
-    An interrupted benchmark continues where it stopped.
-    """
-    from recipec.compiler.deployment.bench_server import bench as measured
-
-    raise typer.Exit(measured(artifact, url, results, tokenizer, machine, usd_per_hour, timeout))
+def down(args: DownArguments) -> None:
+    """Run `recipe serve down`."""
+    stopped(open_artifact(args.artifact), args.volumes)
 
 
-@app.command()
-def verify(
-    url: Annotated[
-        str,
-        typer.Argument(metavar="URL", help="The endpoint, for example http://127.0.0.1:8000."),
-    ],
-    artifact: Annotated[
-        Path | None,
-        typer.Option(
-            "--artifact",
-            metavar="DIR",
-            help="The artifact of the endpoint. It gives the folder of the merged weights, their served "
-            "name and their types.",
-        ),
-    ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", metavar="DIR", help="Folder of the merged weights."),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="Name under which the weights are served."),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts", metavar="FILE", help="More prompts, as JSONL in the form of evaluate.prompts."
-        ),
-    ] = None,
-    tokens: Annotated[
-        int, typer.Option("--tokens", min=1, max=1024, help="Number of tokens of each answer.")
-    ] = 16,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            "--tolerance",
-            metavar="X",
-            min=0,
-            help="Allowed difference of log probabilities, instead of the measured one.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        Literal["float32", "bfloat16"],
-        typer.Option("--dtype", help="The type in which transformers computes."),
-    ] = "float32",
-    server_dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(
-            "--server-dtype", help="The type in which the server computes, instead of the artifact's."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
-    """Compare an endpoint's greedy answers with transformers, token by token.
+def bench(args: BenchArguments) -> None:
+    """Run `recipe serve bench`."""
+    raise typer.Exit(
+        measured(
+            args.artifact,
+            args.url,
+            args.results,
+            args.tokenizer,
+            args.machine,
+            args.usd_per_hour,
+            args.timeout,
+        )
+    )
 
-    transformers runs the merged checkpoint. It needs torch and transformers, and memory for the weights in
-    float32. Exits with 1 if the endpoint does not serve that checkpoint.
-    """
-    from recipec.compiler.deployment.verify_server import VerifyOptions, document
-    from recipec.compiler.deployment.verify_server import verify as verified
 
-    if artifact is None and model is None:
+def verify(args: VerifyArguments) -> None:
+    """Run `recipe serve verify`."""
+    if args.artifact is None and args.model is None:
         raise typer.BadParameter("give --artifact DIR or --model DIR")
     result = verified(
         VerifyOptions(
-            url,
-            artifact=artifact,
-            model=model,
-            name=name,
-            prompts=prompts,
-            tokens=tokens,
-            tolerance=tolerance,
-            dtype=dtype,
-            server_dtype=server_dtype,
+            args.url,
+            artifact=args.artifact,
+            model=args.model,
+            name=args.name,
+            prompts=args.prompts,
+            tokens=args.tokens,
+            tolerance=args.tolerance,
+            dtype=args.dtype,
+            server_dtype=args.server_dtype,
         )
     )
-    if as_json:
-        import json
-
+    if args.as_json:
         print(json.dumps(result, indent=2))
     else:
         print_document(document(result))

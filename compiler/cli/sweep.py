@@ -10,29 +10,26 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
+from ruamel.yaml import YAML, YAMLError
 
-from recipec.compiler.cli.base import (
-    FAILED,
-    Recipe,
-    Sets,
-    doing,
-    end_build,
-    fail,
-    has_errors,
-    note,
-    print_document,
-    read,
-    say,
-    tell,
-)
+from recipec.compiler.artifacts import artifact
+from recipec.compiler.cli.arguments.runs import SweepArguments
+from recipec.compiler.cli.builds import end_build
+from recipec.compiler.cli.guard import FAILED
+from recipec.compiler.cli.printing import fail
+from recipec.compiler.cli.reading import read
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.lowering.program import Program
 from recipec.compiler.pages.document import Table, sheet
-
-if TYPE_CHECKING:
-    from recipec.compiler.lowering.program import Program
-    from recipec.compiler.report.run import ReportedRun
+from recipec.compiler.pages.text import show as print_document
+from recipec.compiler.report.run import ReportedRun, read_runs
+from recipec.compiler.report.run_folder import METRICS, open_folder
+from recipec.compiler.terminal import doing, note, say, tell
+from recipec.runtime.metrics.run_state import FILE
+from recipec.spec.diagnostics import has_errors
 
 SUMMARY = "sweep.json"
 
@@ -58,80 +55,42 @@ class Point:
 
     def ended(self) -> bool:
         """Return whether the run has finished all of its steps."""
-        from recipec.compiler.report.run_folder import open_folder
-        from recipec.runtime.metrics.run_state import FILE
-
         return open_folder(self.checkpoints).object(FILE).get("state") == "done"
 
 
-def sweep(
-    recipe: Recipe,
-    over: Annotated[
-        list[str],
-        typer.Option(
-            "--over",
-            metavar="PATH=[VALUE, ...]",
-            help="A key and its values; may be repeated. All combinations are run.",
-        ),
-    ],
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="DIR", help="Passed to train.py as --model."),
-    ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--data-dir",
-            metavar="DIR",
-            help="Passed to train.py as --data-dir; by default the recipe's folder.",
-        ),
-    ] = None,
-    launch: Annotated[
-        str | None,
-        typer.Option(
-            "--launch",
-            metavar="COMMAND",
-            help="Command that starts a run in its artifact's folder, instead of train.py on this machine, "
-            "such as 'sky jobs launch -y launch/skypilot.yaml'.",
-        ),
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="DIR", help="The folder of the runs' artifacts.")
-    ] = Path("sweep"),
-    sets: Sets = None,
-) -> None:
-    """Train a recipe with several values of some keys, and compare the runs.
-
-    The runs are trained one after the other. If the command stops, run it again to continue: completed runs
-    are skipped, and a stopped run is resumed.
-    """
+def sweep(args: SweepArguments) -> None:
+    """Run `recipe sweep`."""
     try:
-        launched = shlex.split(launch or "")
+        launched = shlex.split(args.launch or "")
     except ValueError as error:
-        raise typer.BadParameter(f"{launch}: {error}", param_hint="--launch") from None
-    points = _points(recipe, _combinations(over), sets or (), output)
-    _build(points, output)
-    tell(f"{output}: {len(points)} runs")
+        raise typer.BadParameter(f"{args.launch}: {error}", param_hint="--launch") from None
+    points = _points(args.recipe, _combinations(args.over), args.sets or (), args.output)
+    _build(points, args.output)
+    tell(f"{args.output}: {len(points)} runs")
     command = [
         sys.executable,
         "train.py",
         "--resume",
         "--data-dir",
-        str((data_dir or recipe.parent).resolve()),
+        str((args.data_dir or args.recipe.parent).resolve()),
     ]
-    command += ["--model", str(Path(model).resolve() if Path(model).exists() else model)] if model else []
+    command += (
+        ["--model", str(Path(args.model).resolve() if Path(args.model).exists() else args.model)]
+        if args.model
+        else []
+    )
     failed = []
     for number, point in enumerate(points, 1):
-        said = ", ".join(f"{path}={json.dumps(value)}" for path, value in point.values.items())
+        values = ", ".join(f"{path}={json.dumps(value)}" for path, value in point.values.items())
         if not launched and point.ended():
-            say(f"{number}/{len(points)} {said}: completed already")
+            say(f"{number}/{len(points)} {values}: completed already")
             continue
-        say(f"{number}/{len(points)} {said}")
+        say(f"{number}/{len(points)} {values}")
         if subprocess.run(launched or command, cwd=point.folder).returncode:
             failed.append(point.program.name)
             say(f"error: {point.program.name} failed; the other runs continue")
     if not launched and len(failed) < len(points):
-        _compare(points, output)
+        _compare(points, args.output)
     page = f"recipe report {' '.join(point.checkpoints for point in points)}"
     tell(f"{'when they have ended' if launched else 'a page that compares them'}: {page}")
     if failed:
@@ -144,8 +103,6 @@ def _combinations(over: Sequence[str]) -> list[dict[str, Any]]:
     Raises:
         BadParameter: an --over is not a path with a list of values.
     """
-    from ruamel.yaml import YAML, YAMLError
-
     keys: dict[str, list[Any]] = {}
     for argument in over:
         path, equals, text = argument.partition("=")
@@ -172,15 +129,17 @@ def _points(
     width = len(str(len(combinations)))
     points = []
     for number, values in enumerate(combinations, 1):
-        own = [f"{path}={json.dumps(value)}" for path, value in values.items()]
-        named = base or read(recipe, [*sets, *own])[1].program
+        values_set = [f"{path}={json.dumps(value)}" for path, value in values.items()]
+        named = base or read(recipe, [*sets, *values_set])[1].program
         if named is not None:
-            own.append(f"name={named.name}-{number:0{width}}")
+            values_set.append(f"name={named.name}-{number:0{width}}")
             directory = str(values.get("checkpoint.directory", named.recipe.checkpoint.directory))
-            own += [f"checkpoint.directory={directory}/{number:0{width}}"] if "://" in directory else []
-        _, lowered = read(recipe, [*sets, *own])
+            values_set += (
+                [f"checkpoint.directory={directory}/{number:0{width}}"] if "://" in directory else []
+            )
+        _, lowered = read(recipe, [*sets, *values_set])
         if lowered.program is None or has_errors(lowered.diagnostics):
-            say(f"with {', '.join(own)}:")
+            say(f"with {', '.join(values_set)}:")
             fail(lowered.diagnostics)
         points.append(Point(lowered.program, values, output / lowered.program.name))
     return points
@@ -188,25 +147,19 @@ def _points(
 
 def _build(points: Sequence[Point], output: Path) -> None:
     """Write the artifacts."""
-    from recipec.compiler.artifacts import artifact
-    from recipec.compiler.emitters.emit import emit
-
     end_build(output)
     with doing(f"writing {output}"):
-        made = {p.program.name: emit(p.program, ()) for p in points}
-        for line in artifact.write(output, made):
+        artifacts = {p.program.name: emit(p.program, ()) for p in points}
+        for line in artifact.write(output, artifacts):
             (note if line.startswith("note: ") else say)(line)
 
 
 def _compare(points: Sequence[Point], output: Path) -> None:
     """Print a table of the runs, with the best first, and write it."""
-    from recipec.compiler.report.run import read_runs
-    from recipec.compiler.report.run_folder import METRICS, open_folder
-
-    there = [point for point in points if open_folder(point.checkpoints).status(METRICS) is not None]
-    found = read_runs([point.checkpoints for point in there])
-    runs = {point.program.name: run for point, run in zip(there, found, strict=True)}
-    rows = [{"name": p.program.name, **p.values, **_figures(runs[p.program.name])} for p in there]
+    started = [point for point in points if open_folder(point.checkpoints).status(METRICS) is not None]
+    metrics = read_runs([point.checkpoints for point in started])
+    runs = {point.program.name: run for point, run in zip(started, metrics, strict=True)}
+    rows = [{"name": p.program.name, **p.values, **_figures(runs[p.program.name])} for p in started]
     by = "best_eval_loss" if any(row["best_eval_loss"] is not None for row in rows) else "loss"
     rows.sort(key=lambda row: (row[by] is None, row[by] or 0.0))
     (output / SUMMARY).write_text(json.dumps({"by": by, "runs": rows}, indent=2) + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 
-class Backend(str, Enum):  # noqa: UP042 (as compiler.cli.base.Format)
+class Backend(str, Enum):  # noqa: UP042
     """The software that trains a recipe: Tunix in train.py (in every artifact), TRL on GPUs, or TorchAX on
     TPUs."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from recipec.compiler.cli.serve import app
+from recipec.compiler.cli.main import app
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.emitters.server import bench_flags, emit_bench
 from recipec.compiler.errors import ArtifactError
@@ -200,7 +200,7 @@ def test_bench_sh_measures_the_recipe_points(artifact: Path, measured: Bench) ->
 
 def command(*words: object) -> tuple[int, str]:
     """Run `recipe serve bench`, and return its status and error."""
-    done = CliRunner().invoke(app, ["bench", *map(str, words)])
+    done = CliRunner().invoke(app, ["serve", "bench", *map(str, words)])
     error = done.exception
     return done.exit_code, str(error) if isinstance(error, ArtifactError) else done.output
 

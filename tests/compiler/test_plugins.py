@@ -9,26 +9,27 @@ import pytest
 import typer
 import typer.main
 
-from recipec.compiler.cli import plugins
+from recipec.compiler.cli import commands
 from recipec.compiler.cli.main import app
+from recipec.compiler.cli.parser import AllCommands
 from recipec.compiler.errors import ArtifactError
 
 
-def listed(monkeypatch: pytest.MonkeyPatch, **commands: str) -> typer.core.TyperGroup:
+def listed(monkeypatch: pytest.MonkeyPatch, **entry_points: str) -> typer.core.TyperGroup:
     """Return the command line with these added commands alone."""
-    entries = {name: EntryPoint(name, value, plugins.GROUP) for name, value in commands.items()}
-    monkeypatch.setattr(plugins, "plugins", lambda: entries)
+    entries = {name: EntryPoint(name, value, commands.ENTRY_POINTS) for name, value in entry_points.items()}
+    monkeypatch.setattr(commands, "plugins", lambda: entries)
     group = typer.main.get_command(app)
-    assert isinstance(group, plugins.AllCommands)
+    assert isinstance(group, AllCommands)
     return group
 
 
 def test_port_is_found_by_its_entry_point() -> None:
-    assert plugins.plugins()["port"].value == "recipec.port.cli:port"
+    assert commands.plugins()["port"].value == "recipec.port.options:port"
 
 
 def test_added_command_comes_last_and_has_the_flags_of_all_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = listed(monkeypatch, other="recipec.port.cli:port")
+    group = listed(monkeypatch, other="recipec.port.options:port")
     context = typer.Context(group)
     assert group.list_commands(context)[-1] == "other" and "port" not in group.list_commands(context)
     command = group.get_command(context, "other")
@@ -51,11 +52,11 @@ def test_entry_points_of_an_installation_without_a_checkout_count(
     info = tmp_path / "other-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\nother = other.cli:run\n")
+    (info / "entry_points.txt").write_text(f"[{commands.ENTRY_POINTS}]\nother = other.cli:run\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(plugins, "PROJECT", tmp_path / "pyproject.toml")
-    plugins.plugins.cache_clear()
+    monkeypatch.setattr(commands, "PROJECT", tmp_path / "pyproject.toml")
+    commands.plugins.cache_clear()
     try:
-        assert plugins.plugins()["other"].module == "other.cli"
+        assert commands.plugins()["other"].module == "other.cli"
     finally:
-        plugins.plugins.cache_clear()
+        commands.plugins.cache_clear()

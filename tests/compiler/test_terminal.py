@@ -122,7 +122,9 @@ def test_quiet_and_verbose_exclude_each_other() -> None:
 
 def test_every_command_accepts_quiet_and_verbose() -> None:
     def commands(group: Any, before: str = "") -> Iterator[tuple[str, set[str]]]:
-        for name, command in group.commands.items():
+        context = typer.Context(group)
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
             yield f"{before}{name}", {flag for param in command.params for flag in param.opts}
             if hasattr(command, "commands"):
                 yield from commands(command, f"{name} ")
@@ -227,7 +229,7 @@ def test_ctrl_c_during_plan_says_how_many_results_are_kept(monkeypatch: pytest.M
 
     monkeypatch.setattr(plan_session, "run", interrupted)
     monkeypatch.setattr(cli_plan, "_refuse_early", lambda *given: None)
-    monkeypatch.setattr(cli_plan, "_refuse_backend", lambda *given: None)
+    monkeypatch.setattr(cli_plan, "refuse_backend", lambda *given: None)
     status, _, said = run("plan", QUICKSTART)
     assert status == 130
     kept = "2 results of this command are kept, and the same command continues from there"

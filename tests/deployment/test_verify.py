@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from recipec.compiler import terminal
-from recipec.compiler.cli import serve as cli_serve
+from recipec.compiler.cli.main import app
 from recipec.compiler.deployment import verify_reference
 from recipec.compiler.deployment.verify_reference import (
     Reference,
@@ -405,7 +405,7 @@ def test_invalid_checkpoint_folders_give_one_sentence_errors(
 
 
 def invoke(*arguments: object) -> Any:
-    return CliRunner().invoke(cli_serve.app, ["verify", *map(str, arguments)])
+    return CliRunner().invoke(app, ["serve", "verify", *map(str, arguments)])
 
 
 def test_verify_command_prints_comparison_and_verdict(fake: Start, checkpoint: Path) -> None:

@@ -176,7 +176,7 @@ def test_wheel_and_sdist_contain_exactly_the_tracked_files(root: Path, dist: Pat
         entry = archive.read(f"{info}/entry_points.txt").decode()
     assert entry == (
         "[console_scripts]\nrecipe = recipec.compiler.cli.main:main\n\n"
-        "[recipec.commands]\nport = recipec.port.cli:port\n"
+        "[recipec.commands]\nport = recipec.port.options:port\n"
     )
     with tarfile.open(dist / NAMES[1]) as source:
         names = sorted(name.partition("/")[2] for name in source.getnames())

@@ -338,12 +338,12 @@ def test_check_process_recovers_after_timeout_and_failure(
 
 
 def test_lsp_without_pygls_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.util
 
-    from recipec.compiler.cli.lsp import lsp
+    from recipec.compiler.cli import lsp
+    from recipec.compiler.cli.arguments.editors import LspArguments
     from recipec.compiler.errors import ArtifactError
 
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(lsp, "find_spec", lambda name: None)
     with pytest.raises(ArtifactError, match="needs pygls") as raised:
-        lsp()
+        lsp.lsp(LspArguments())
     assert raised.value.help == install("lsp")

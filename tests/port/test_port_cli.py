@@ -14,7 +14,6 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
-from recipec.compiler.plan import search as searching
 from recipec.compiler.plan.results import Point, Search
 from recipec.compiler.plan.search import SearchOptions
 from recipec.port.engine import Says
@@ -170,7 +169,7 @@ def test_plan_keeps_source_values_and_takes_fastest_configuration(
         read.append(program.source.read_text())  # type: ignore[attr-defined]
         return Search(points, (2, 1), 0)
 
-    monkeypatch.setattr(searching, "search", search)
+    monkeypatch.setattr("recipec.port.cli.search", search)
     status, printed, _ = run(CONFIG, "--plan")
     assert status == 0 and "  axes: {fsdp: 2, tp: 2}" in printed and "remat: {policy: none}" in printed
     assert (
@@ -180,7 +179,7 @@ def test_plan_keeps_source_values_and_takes_fastest_configuration(
     assert read[0].count("axes: {fsdp: 4, tp: 1}") == 1 and [path.name for path in folder.iterdir()] == [
         "config.yaml"
     ]
-    monkeypatch.setattr(searching, "search", lambda *_, **__: Search(points[2:], (), None))
+    monkeypatch.setattr("recipec.port.cli.search", lambda *_, **__: Search(points[2:], (), None))
     status, printed, errors = run(CONFIG, "--plan")
     assert status == 0 and "axes: {fsdp: 4, tp: 1}" in printed and "warning[W1118]" in errors
     assert best(points[2:]) is None

@@ -187,14 +187,10 @@ def _commands(group: Any, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 
 WORK = (
-    *("compiler.plan.plan_session.run", "compiler.plan.plan_session.plan_run", "compiler.cli.plan.compare"),
-    *("compiler.rehearse.rehearse.rehearse", "compiler.parity.backend_runs.parity"),
-    *(
-        "compiler.deployment.compose.up",
-        "compiler.deployment.compose.down",
-        "compiler.deployment.verify_server.verify",
-    ),
-    *("compiler.explain.preview.preview", "port.plan.plan", "compiler.lsp.language_server.make_server"),
+    *("compiler.plan.plan_session.run", "compiler.plan.plan_session.plan_run", "compiler.cli.diff.compare"),
+    *("compiler.cli.rehearse.rehearsed", "compiler.cli.parity.compared"),
+    *("compiler.cli.serve.started", "compiler.cli.serve.stopped", "compiler.cli.serve.verified"),
+    *("compiler.cli.preview.previewed", "port.cli.plan", "compiler.lsp.language_server.make_server"),
     *("compiler.watch.watch.watch_lines", "compiler.watch.watch.watch_screen"),
 )
 """Functions of recipec that train, compile, serve or do not end. Each ends the command."""

@@ -14,7 +14,7 @@ import datasets
 import pytest
 from typer.testing import CliRunner
 
-from recipec.compiler.cli import base as cli_base
+from recipec.compiler.cli import reading
 from recipec.compiler.cli.main import app
 from recipec.compiler.errors import ArtifactError
 from recipec.runtime.clients.evaluate_prompts import parse
@@ -110,7 +110,7 @@ def test_number_of_diagnostics_is_limited(place: Path) -> None:
 def test_regex_in_a_recipe_with_endless_backtracking_is_a_diagnostic(
     line: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_base, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(reading, "CHECK_SECONDS", 0.2)
     (place / "recipe.yaml").write_text(RECIPE.replace("lora: {rank: 8}", line))
     for command in ("check", "build"):
         found = recipe(command, "recipe.yaml")

@@ -1,0 +1,37 @@
+"""`recipe preview`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import typer
+
+from recipec.compiler.cli.arguments.recipes import PreviewArguments
+from recipec.compiler.cli.guard import FAILED
+from recipec.compiler.cli.printing import show
+from recipec.compiler.cli.reading import read_program
+from recipec.compiler.explain.preview import preview as previewed
+from recipec.compiler.explain.preview import text
+from recipec.compiler.terminal import color
+from recipec.runtime.errors import UserError, report
+
+
+def preview(args: PreviewArguments) -> None:
+    """Run `recipe preview`."""
+    _, lowered, program = read_program(args.recipe, args.sets, args.format)
+    show(lowered.diagnostics)
+    try:
+        samples = previewed(program, args.count, args.split, args.model, args.data_dir)
+    except UserError as error:
+        report(error)
+        raise typer.Exit(FAILED) from error
+    if args.format == "json":
+        print(json.dumps(samples.to_dict(), indent=2))
+    else:
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="backslashreplace")  # data may hold what the terminal has not
+        print(text(samples, color(sys.stdout)), end="")
+    if samples.problem:
+        report(UserError(*samples.problem))
+        raise typer.Exit(FAILED)
