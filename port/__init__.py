@@ -5,7 +5,7 @@ python_source, follow   scripts and notebooks: follow their statements to find t
 recognize, settle       which tool the files belong to; current key names, references and --set
 typed                   maps of hyperparameters, in which every value is a text
 keys, engine, ledger    the keys of a section and statements on them; records what rules state; the verdicts
-common                  the table of keys that mean the same in all tools
+common, rules           the table of keys that mean the same in all tools; the rules that dialects share
 names                   the tools' names of models, templates and tokenizers
 dialects/, meaning/     what each key of a tool becomes; the meanings that several tools share
 mesh, plan              the devices

@@ -17,7 +17,6 @@ from typing import Any
 from recipec.compiler.lower import Lowered
 from recipec.port import dialects
 from recipec.port.back_keys import ALPACA, Config, alpaca, direct, dumped, written
-from recipec.port.engine import run
 from recipec.port.keys import table
 from recipec.port.ledger import Finding, Ledger, Verdict, prefixes
 from recipec.port.meaning import conversion
@@ -161,7 +160,7 @@ def _ported(text: str, config: Config, asked: Asked) -> Ledger:
     main = renamed(read(asked.place.name, text), dialect.NAME)
     script = config.recipe.train.objective if dialects.KNOWN[dialect.NAME].scripts else None
     ledger = Ledger(Sources(main, others), script=script)
-    run(dialect.rules(ledger))
+    dialects.apply(dialect, ledger)
     return ledger
 
 

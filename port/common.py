@@ -116,7 +116,7 @@ def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> Says:
     adapted = keys.ledger.value("lora.rank") is not None
     sft = keys.ledger.value("train.objective") in (None, "sft")
     for key in ("modules_to_save", "lora_modules_to_save", "additional_target"):
-        if adapted and key not in keys.said and keys.given(key) and keys.value(key) not in off:
+        if adapted and key not in keys.stated and keys.given(key) and keys.value(key) not in off:
             given = keys.texts(key) or []
             names = [name.strip() for name in (given.split(",") if isinstance(given, str) else given)]
             tied = _tied(keys) and "embed_tokens" in names
@@ -129,11 +129,11 @@ def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> Says:
             apart = tied and not keys.flag("peft_ensure_weight_tying")
             yield keys.say(key, {"lora.modules_to_save": made}, f"{TIED}; {WHOLE}" if apart else WHOLE)
     for key in ("trainable_token_indices", "peft_trainable_token_indices"):
-        if adapted and key not in keys.said and keys.given(key) and keys.value(key) not in off:
+        if adapted and key not in keys.stated and keys.given(key) and keys.value(key) not in off:
             yield from adapters.say_tokens(keys, key)
     for row in METHODS:
         on = [key for key in row.keys if keys.given(key) and keys.value(key) not in off]
-        if not on or keys.said.intersection(on) or not (adapted if row.target.startswith("lora.") else sft):
+        if not on or keys.stated.intersection(on) or not (adapted if row.target.startswith("lora.") else sft):
             continue
         if row.target == "lora.loraplus_lr_ratio" and keys.tool == "Axolotl":
             sets = {row.target: keys.number(on[0]), "train.optimizer.weight_decay": 0.0}
@@ -174,7 +174,7 @@ def say_start(keys: Keys, key: str, *, of_base: bool = False) -> Says:
     Args:
         of_base: whether the tool's reference is the model without the adapter.
     """
-    given = keys.texts(key) if keys.given(key) and key not in keys.said else None
+    given = keys.texts(key) if keys.given(key) and key not in keys.stated else None
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given or ())
     if len(names) != 1 or not names[0] or keys.ledger.value("lora.rank") is None:
         return

@@ -1,7 +1,8 @@
-"""Run a dialect: record what its rules say of the source's keys, once each, in the order of the rules.
+"""Apply a dialect's rules: record what they say of the source's keys, once each, in the order of the rules.
 
-A rule is a generator. It reads keys, and yields a Statement for each key that it knows: what the recipe gets,
-or why not. `Keys` of keys.py reads values and makes statements, which this module alone records.
+A dialect is a list of rules. A rule reads keys of a run, and yields a Statement for each key that it knows:
+what the recipe gets, or why not. `Keys` of keys.py reads values and makes statements, which this module alone
+records. rules.py makes the rules that several dialects have.
 
 The first statement on a key counts. A later one says nothing more of the key, but a value that it has for the
 recipe is set, so that a rule can say what several keys together become.
@@ -9,7 +10,7 @@ recipe is set, so that a rule can say what several keys together become.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from recipec.port.keys import Keys
     from recipec.spec.codes import Code
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
+Run = TypeVar("Run", contravariant=True)
 
 
 class Verb(Enum):
@@ -78,20 +80,28 @@ class Statement:
     refusal: tuple[Code, str, str] | None = None
 
 
-Rule = Generator[Statement, None, Found]
-"""A rule that finds something out for the rules that ask it by `yield from`."""
-Says = Rule[None]
-"""A rule that finds nothing out for others."""
+Statements = Generator[Statement, None, Value]
+"""Statements, and a value for the function that asks for them by `yield from`."""
+Says = Statements[None]
+"""Statements alone."""
+Rule = Callable[[Run], Says]
+"""A rule of a dialect, whose argument is the run that it reads."""
 
 
-def run(rule: Rule[Found]) -> Found:
-    """Record everything that a rule says, and return what it found out."""
+def apply(rules: Iterable[Rule[Run]], run: Run) -> None:
+    """Record everything that rules say of a run, in their order."""
+    for rule in rules:
+        collect(rule(run))
+
+
+def collect(statements: Statements[Value]) -> Value:
+    """Record statements, and return their value."""
     while True:
         try:
-            statement = next(rule)
-        except StopIteration as ended:
-            found: Found = ended.value
-            return found
+            statement = next(statements)
+        except StopIteration as stop:
+            value: Value = stop.value
+            return value
         record(statement)
 
 
@@ -122,16 +132,16 @@ def record(statement: Statement) -> None:
             ledger.defaulted(key, statement.value, statement.sets, note)
             return
         case Verb.COVERED:
-            section.said.add(key)
+            section.stated.add(key)
             return
         case Verb.WITHDRAWN:
-            section.said.discard(key)
+            section.stated.discard(key)
             return
         case Verb.UNLESS | Verb.LEARNED | Verb.ANEW:
             _switch(statement)
             return
-    told = key in section.said
-    section.said.add(key)
+    told = key in section.stated
+    section.stated.add(key)
     if told:
         _set(statement)
     elif statement.verb is Verb.DIFFERS:
@@ -171,13 +181,13 @@ def _set(statement: Statement) -> None:
 def _switch(statement: Statement) -> None:
     """Record a key without a counterpart by whether it is on."""
     section, key = statement.section, statement.key
-    if key in section.said or not section.stands(key):
+    if key in section.stated or not section.stands(key):
         return
     value = section.value(key)
     if not section.given(key) or any(value is idle or value == idle for idle in statement.idle):
         record(section.same(key, note="off"))
     elif statement.verb is Verb.UNLESS:
         section.ledger.unsupported(section.source, section.prefix + key, statement.note)
-        section.said.add(key)
+        section.stated.add(key)
     elif statement.refusal is not None:
         record(section.refuse(key, *statement.refusal))

@@ -16,6 +16,7 @@ from textwrap import dedent
 from typing import Any
 
 from recipec.compiler.wording import listing
+from recipec.port import refusals
 from recipec.port.engine import Says, Statement, Verb, record
 from recipec.port.ledger import Ledger, Verdict
 from recipec.port.refusals import E1160, E1180
@@ -71,13 +72,25 @@ class Row:
         verdict: the verdict on the keys, one of those that `Keys.follow` knows.
         keys: the keys, each with the values at which it does nothing.
         target: the recipe's path that the keys set, or the key that switches the settings on; "" for none.
-        note: one sentence.
+        note: one sentence; the message of an error.
+        help: the help of an error.
     """
 
     verdict: str
     keys: Mapping[str, tuple[Any, ...]]
     target: str = ""
     note: str = ""
+    help: str = ""
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether the row says nothing of a key at some values, so that another row may follow."""
+        return self.verdict in ("count", "named") or self.is_error
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the verdict is the code of an error."""
+        return self.verdict[0] == "E" and self.verdict[1:].isdigit()
 
 
 def table(text: str) -> tuple[Row, ...]:
@@ -85,7 +98,8 @@ def table(text: str) -> tuple[Row, ...]:
 
     A row continues on indented lines. IDLE is a value at which the key does nothing, as JSON or a word.
     TARGET and SENTENCE may be missing. A word of REASONS is a verdict together with its sentence. All keys of
-    `lost` and `learned` without a sentence have that of MISSED.
+    `lost` and `learned` without a sentence have that of MISSED. The code of an error is a verdict, whose
+    sentence is `MESSAGE => HELP`; `{key}` in it stands for the key.
     """
     rows = []
     for line in re.sub(r"\n +", " ", dedent(text).strip()).split("\n"):
@@ -97,14 +111,9 @@ def table(text: str) -> tuple[Row, ...]:
         elif verdict in ("lost", "learned"):
             note = note or MISSED
         named = (key.partition("=") for key in keys)
-        rows.append(
-            Row(
-                verdict,
-                {key: tuple(map(_idle, idle.split("/"))) if equals else () for key, equals, idle in named},
-                target,
-                note,
-            )
-        )
+        values = {key: tuple(map(_idle, idle.split("/"))) if equals else () for key, equals, idle in named}
+        note, _, help = note.partition(" => ")
+        rows.append(Row(verdict, values, target, note, help))
     return tuple(rows)
 
 
@@ -128,7 +137,7 @@ class Keys:
         tool: the tool whose defaults are written out, "TRL".
         defaults: the keys' defaults; a key that is missing here has none.
         prefix: the section's path with a dot, "train."; "" for the file itself.
-        said: the keys that have a finding.
+        stated: the keys that have a finding.
         sections: the Keys of nested sections that `below` has returned.
     """
 
@@ -137,7 +146,7 @@ class Keys:
     tool: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     prefix: str = ""
-    said: set[str] = field(default_factory=set)
+    stated: set[str] = field(default_factory=set)
     sections: dict[str, Keys] = field(default_factory=dict)
 
     def below(self, key: str, defaults: Mapping[str, Any] | None = None) -> Keys:
@@ -318,7 +327,7 @@ class Keys:
         """State what empty sections are, and refuse those that are no mappings. Other keys are in them."""
         for name in names:
             found = self.source.get(self.prefix + name)
-            if found is MISSING or name in self.said or (isinstance(found, dict) and found):
+            if found is MISSING or name in self.stated or (isinstance(found, dict) and found):
                 continue
             if not found and found is not False:
                 yield self.same(name, note="empty: the same as without the key")
@@ -335,14 +344,23 @@ class Keys:
             lost        they have no counterpart, which matters if they are on
             learned     as lost, but the run would learn something else: an error
             anew        if on, the run starts from new weights: an error
+            E1145, ...  if on, the run cannot do without them: an error; nothing is said of them if off
             setting     of a feature that does not exist here; no effect without its switch, the target
             switch      if on, the target is true, or the value after its "="
+            either      the target gets the first of the two values after its "=" if on, else the second
             integer, number, text, flag     the target gets their value; with a sentence, it is approximate
+            positive    as number, and the target gets null for zero
+            count       the target gets a whole number above zero of the file; nothing is said otherwise
+            named       the target gets a text of the file; nothing is said otherwise
+            sets        no key: the target gets the value after its "=", with the sentence as its comment
 
         Args:
             off: values at which a key of `lost`, `learned` and `anew` does nothing, in addition to its row's.
         """
         for row in rows:
+            target, equals, value = row.target.partition("=")
+            if row.verdict == "sets":
+                yield self.sets(target, _idle(value), row.note)
             for path, idle in row.keys.items():
                 section, _, key = path.rpartition(".")
                 keys = self.below(section) if section else self
@@ -358,15 +376,28 @@ class Keys:
                     case "anew":
                         yield keys.anew(key, (*off, *idle))
                     case "switch":
-                        target, equals, value = row.target.partition("=")
-                        made = {target: value if equals else True}
-                        yield keys.same(key, made if keys.flag(key) else None, row.note)
+                        on = {target: value if equals else True}
+                        yield keys.same(key, on if keys.flag(key) else None, row.note)
+                    case "either":
+                        yield keys.say(key, {target: value.split("/")[not keys.flag(key)]}, row.note)
+                    case "positive":
+                        yield keys.say(key, {target: keys.number(key) or None}, row.note)
+                    case "count":
+                        if keys.given(key) and (count := keys.integer(key)) and count > 0:
+                            yield keys.same(key, {target: count}, row.note)
+                    case "named":
+                        if keys.given(key) and (name := keys.text(key)):
+                            yield keys.say(key, {target: name}, row.note)
+                    case code if row.is_error:
+                        if keys.given(key) and keys.value(key) not in (*off, *idle):
+                            message, help = (text.replace("{key}", key) for text in (row.note, row.help))
+                            yield keys.refuse(key, getattr(refusals, code), message, help)
                     case "setting" if keys.given(row.target) and keys.value(row.target) not in off:
                         yield keys.unless(key, (), f"a setting of {row.target}, which recipec does not have")
                     case "setting":
                         yield keys.same(key, note=f"it has no effect without {row.target}")
                     case kind:
-                        yield keys.say(key, {row.target: getattr(keys, kind)(key)}, row.note)
+                        yield keys.say(key, {target: getattr(keys, kind)(key)}, row.note)
 
     def _wrong(self, key: str, what: str) -> Any:
         found = self.source.get(self.prefix + key)

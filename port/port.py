@@ -23,7 +23,6 @@ from recipec.compiler.lowering.references import escapes
 from recipec.port import dialects, mesh
 from recipec.port.commands import is_command, read_command
 from recipec.port.dialects import Module
-from recipec.port.engine import run
 from recipec.port.keys import words
 from recipec.port.ledger import Finding, Ledger, Verdict, prefixes
 from recipec.port.meaning.model_names import HUB_ID, way_out
@@ -177,7 +176,7 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
         ledger, used = _ledger(sources, dialect, asked, free)
         refused = [*ledger.diagnostics]
         made.read += older_beside(ledger, dialect.NAME)
-        run(dialect.rules(ledger))
+        dialects.apply(dialect, ledger)
     except Refused as stop:
         made.diagnostics = in_order([*found, stop.diagnostic])
         return made
@@ -342,11 +341,11 @@ def _without_bearing(sources: Sources, dialect: Module, asked: Asked) -> Free:
     notes = {(each.file, each.key): each.note for each, said in refused if said.code != E1108}
     if not notes:
         return {}
-    run(dialect.rules(bare))
+    dialects.apply(dialect, bare)
     free: dict[tuple[str, str], str] = {}
     for at in list(notes)[:MOST_TRIED]:
         tried, _ = _ledger(sources, dialect, asked, {at: ""})
-        run(dialect.rules(tried))
+        dialects.apply(dialect, tried)
         if tried.lines == bare.lines and len(tried.diagnostics) < len(bare.diagnostics):
             free[at] = notes[at]
     return free

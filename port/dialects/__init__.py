@@ -4,19 +4,23 @@ A dialect module has:
     NAME        its name for --from, "axolotl"
     TITLE       its name in messages, "Axolotl"
     MARKS       keys that distinguish it from the others; the tool with the most of them in a file is chosen
-    rules(ledger)   yields what every key of ledger.sources becomes, see engine.py; raises Refused if the
-                    file cannot be ported at all
+    RULES       the rules, which say what every key becomes, in their order; see engine.py
+    opened(ledger)  returns the run whose keys they read
+
+A rule or `opened` raises Refused if the file cannot be ported at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
-from recipec.port.engine import Says
+from recipec.port import engine
+from recipec.port.engine import Rule
 from recipec.port.ledger import Ledger
+from recipec.port.meaning.run import Run
 
 
 class Module(Protocol):
@@ -26,7 +30,9 @@ class Module(Protocol):
     TITLE: str
     MARKS: Collection[str]
 
-    def rules(self, ledger: Ledger) -> Says: ...
+    RULES: Sequence[Rule[Any]]
+
+    def opened(self, ledger: Ledger) -> Run: ...
 
 
 @dataclass(frozen=True)
@@ -108,3 +114,12 @@ def load(name: str) -> Module:
 def every() -> list[Module]:
     """Import all dialects."""
     return [load(name) for name in KNOWN]
+
+
+def apply(dialect: Module, ledger: Ledger) -> None:
+    """Record in the ledger what every key of its files becomes.
+
+    Raises:
+        Refused: the files cannot be ported at all.
+    """
+    engine.apply(dialect.RULES, dialect.opened(ledger))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from recipec.compiler.catalog import Model
-from recipec.port.common import say_common
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import Keys, defaults_of, pretraining, table, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import (
@@ -25,7 +25,9 @@ from recipec.port.meaning import (
 )
 from recipec.port.meaning.model_names import Named
 from recipec.port.meaning.rows import Rows
+from recipec.port.meaning.run import Run
 from recipec.port.refusals import E1143, E1144, E1145, E1149, E1150, E1163, E1180
+from recipec.port.rules import common, directory, follow, mappings
 
 NAME = "automodel"
 TITLE = "NeMo AutoModel"
@@ -66,6 +68,8 @@ speed use_cache output_hidden_states
 """)
 """Keys of model.config that leave the model as it is published."""
 OF_STEPS = table("""
+count ckpt_every_steps -> checkpoint.every_steps
+exact ckpt_every_steps val_every_steps max_steps: the same as without the key
 speed gc_every_steps
 log log_remote_every_steps loss_average_window_steps
 checkpoints save_checkpoint_every_epoch preemption_signal
@@ -85,6 +89,9 @@ OF_SCHEDULE = table("""
 checkpoints use_checkpoint_opt_param_scheduler override_opt_param_scheduler
 lost start_wd=null end_wd=null wd_incr_steps=null wd_incr_style=constant lr_decay_steps=null
     wsd_decay_steps=null lr_wsd_decay_style=null
+""")
+CLIPPING = table("""
+positive max_norm -> train.optimizer.max_grad_norm
 """)
 OF_DATA = table("""
 part split name limit_dataset_samples num_samples_limit seq_length truncation mask_history
@@ -125,41 +132,33 @@ def convert(row):
 '''
 
 
-def rules(ledger: Ledger) -> Says:
-    """State what every key becomes."""
+def opened(ledger: Ledger) -> Run:
+    """Return the run of a file."""
     keys = Keys(ledger, ledger.sources.main, TITLE)
-    names = ("model", "peft", "step_scheduler", "optimizer", "lr_scheduler", "dataset", "distributed")
-    yield from keys.mappings((*names, "packed_sequence", "loss_fn", "quantization", "clip_grad_norm"))
-    kind = str(keys.value("recipe") or "")
-    kind = str(keys.source.get("recipe._target_", kind))
+    keys.below("model", {"torch_dtype": "auto"})
+    keys.below("peft", defaults_of(NAME, "peft"))
+    keys.below("step_scheduler", {**defaults_of(NAME, "step_scheduler"), "global_batch_size": 32})
+    keys.below("clip_grad_norm", {"max_norm": 1.0})
+    keys.below("lr_scheduler", defaults_of(NAME, "lr_scheduler"))
+    keys.below("packed_sequence", {"packed_sequence_size": 0})
+    return Run(keys, lora=keys.given("peft"))
+
+
+def _recipe(run: Run) -> Says:
+    keys = run.keys
+    kind = str(keys.source.get("recipe._target_", str(keys.value("recipe") or "")))
     if kind and not kind.endswith("TrainFinetuneRecipeForNextTokenPrediction"):
-        message = (
-            f"the recipe {kind.rpartition('.')[2]} has no counterpart: recipec fine-tunes language models"
-        )
+        name = kind.rpartition(".")[2]
+        message = f"the recipe {name} has no counterpart: recipec fine-tunes language models"
         yield keys.refuse("recipe", E1149, message, "recipe: TrainFinetuneRecipeForNextTokenPrediction")
-    model = keys.below("model", {"torch_dtype": "auto"})
-    quantization = keys.below("quantization")
-    named = yield from _model(model, quantization.flag("load_in_4bit") or quantization.flag("load_in_8bit"))
-    lora = keys.given("peft")
-    yield from _lora(keys, named)
-    yield from _data(keys, named)
-    yield from _steps(
-        keys.below("step_scheduler", {**defaults_of(NAME, "step_scheduler"), "global_batch_size": 32})
-    )
-    yield from _optimizer(keys)
-    yield from _qat(keys, lora)
-    yield from _rest(keys, model, lora)
-    yield from training.directory(keys.below("checkpoint"), "checkpoint_dir")
-    yield from keys.follow(KEYS)
-    for each in (model, keys.below("peft")):
-        yield from say_common(each, NAME, training.OFF)
 
 
 SCALES = "recipec's scales are float32; NeMo AutoModel's are bfloat16, and change a few codes"
 
 
-def _qat(keys: Keys, lora: bool) -> Says:
+def _qat(run: Run) -> Says:
     """State quantization-aware training, which rounds every torch.nn.Linear of the model."""
+    keys = run.keys
     section = keys.below("qat")
     if not section.flag("enabled"):
         yield from keys.passive(("qat",), "off")
@@ -167,7 +166,7 @@ def _qat(keys: Keys, lora: bool) -> Says:
     key = "qat_config" if section.given("qat_config") else "quantizer"
     settings = section.below(key, {"quantizer_type": "int8_dynact_int4weight"})
     kind = settings.text("quantizer_type")
-    if lora:
+    if run.lora:
         yield section.refuse(
             "enabled", E1145, "NeMo AutoModel stops at qat with peft", "qat: {enabled: false}"
         )
@@ -189,8 +188,10 @@ def _qat(keys: Keys, lora: bool) -> Says:
     yield from rounding.say_later(section, from_zero=True)
 
 
-def _model(keys: Keys, quantized: bool) -> Rule[Named | None]:
+def _model(run: Run) -> Says:
     """State which model is trained."""
+    keys, quantization = run.section("model"), run.section("quantization")
+    quantized = quantization.flag("load_in_4bit") or quantization.flag("load_in_8bit")
     target = str(keys.value("_target_") or "NeMoAutoModelForCausalLM.from_pretrained")
     kind, _, method = target.rpartition(".")
     if not kind.endswith("NeMoAutoModelForCausalLM") or method not in ("from_pretrained", "from_config"):
@@ -202,16 +203,17 @@ def _model(keys: Keys, quantized: bool) -> Rule[Named | None]:
     yield keys.same("_target_", note="a language model of the Hugging Face Hub")
     yield from model_names.say_flash(keys)
     if method == "from_config":
-        named = yield from _configured(keys)
+        run.named = named = yield from _configured(keys)
     else:
-        named = yield from model_names.say_model(keys, "pretrained_model_name_or_path", "revision")
+        run.named = named = yield from model_names.say_model(
+            keys, "pretrained_model_name_or_path", "revision"
+        )
         yield from _config(keys, "config", named, keys.text("pretrained_model_name_or_path"))
     yield from _config(keys, "text_config", named)
     if not keys.flag("force_hf") and not quantized:
-        yield from _predictions(keys, named.model if named else None)
+        yield from _predictions(keys, run.model)
     for each in (keys, keys.below("config"), keys.below("text_config")):
         yield from each.passive(PREDICTIONS, "no loss of layers that predict further tokens is added")
-    return named
 
 
 def _base(keys: Keys) -> tuple[str, str] | None:
@@ -238,7 +240,7 @@ def _anew(keys: Keys) -> str:
     return "" if keys.flag("load_base_model") else f"--set model.load_base_model=true starts from {base[1]}"
 
 
-def _configured(keys: Keys) -> Rule[Named | None]:
+def _configured(keys: Keys) -> Statements[Named | None]:
     """State the model of from_config: its name is below model.config."""
     base = _base(keys)
     if base is None:
@@ -317,11 +319,11 @@ def _linear(model: Model | None) -> str:
     return rf"(?!(.*\.)?{re.escape(model.family.names.embedding)}$).*"
 
 
-def _lora(keys: Keys, named: Named | None) -> Says:
-    peft, quantized = keys.below("peft", defaults_of(NAME, "peft")), keys.below("quantization")
+def _lora(run: Run) -> Says:
+    keys, peft, quantized, model = run.keys, run.section("peft"), run.section("quantization"), run.model
     bits = 4 if quantized.flag("load_in_4bit") else 8 if quantized.flag("load_in_8bit") else None
     key = "load_in_4bit" if bits == 4 else "load_in_8bit"
-    if not keys.given("peft"):
+    if not run.lora:
         yield keys.sets("lora", None, "full fine-tuning: the file has no peft section")
         yield from adapters.refuse_quantized(quantized, key, "add peft, or remove quantization")
     else:
@@ -338,7 +340,6 @@ def _lora(keys: Keys, named: Named | None) -> Says:
         )
         if not every and not targets:
             peft.defaults = {**peft.defaults, "target_modules": "*_proj"}
-        model = named.model if named else None
         spec = _linear(model) if every else _pattern(targets or ["*_proj"])
         without = _pattern(exclude) if exclude else None
         chosen = yield from adapters.say_targets(peft, name, model, spec, exclude=without)
@@ -374,7 +375,8 @@ CUTS = (True, "longest_first", "only_first")
 """The values of `truncation` at which samples are truncated to seq_length."""
 
 
-def _data(keys: Keys, named: Named | None) -> Says:
+def _data(run: Run) -> Says:
+    keys, named = run.keys, run.named
     section = keys.below("dataset")
     what = yield from _rows(section, named)
     if what is not None and (made := (yield from _source(section))) is not None:
@@ -393,7 +395,7 @@ def _data(keys: Keys, named: Named | None) -> Says:
             ("_target_", "chat_template", "column_mapping", "answer_only_loss_mask"), "the same as in dataset"
         )
         yield from held.passive(("mask_history", "use_hf_chat_template"), "the same as in dataset")
-    packed = keys.below("packed_sequence", {"packed_sequence_size": 0})
+    packed = keys.below("packed_sequence")
     size = packed.integer("packed_sequence_size") or 0
     yield packed.say("packed_sequence_size", {"data.packing": size > 0})
     if size:
@@ -423,11 +425,10 @@ def _data(keys: Keys, named: Named | None) -> Says:
     )
     yield from section.follow(OF_DATA)
     shuffle = keys.source.get("dataloader.shuffle", True)
-    seed = keys.integer("seed") if keys.given("seed") else keys.source.get("rng.seed", 42)
-    yield keys.sets("data.shuffle_seed", (seed if isinstance(seed, int) else 42) if shuffle else None)
+    yield keys.sets("data.shuffle_seed", _seed_of(keys) if shuffle else None)
 
 
-def _source(keys: Keys) -> Rule[Any]:
+def _source(keys: Keys) -> Statements[Any]:
     name = next(
         (k for k in ("path_or_dataset_id", "path_or_dataset", "dataset_name") if keys.given(k)),
         "dataset_name",
@@ -449,7 +450,7 @@ def _source(keys: Keys) -> Rule[Any]:
     )
 
 
-def _rows(keys: Keys, named: Named | None) -> Rule[Rows | None]:
+def _rows(keys: Keys, named: Named | None) -> Statements[Rows | None]:
     """Return what a class of data sets makes of a row, or None after an error."""
     kind = str(keys.value("_target_") or "").rpartition(".")[2]
     model = named.model if named else None
@@ -500,9 +501,10 @@ def _rows(keys: Keys, named: Named | None) -> Rule[Rows | None]:
     return None
 
 
-def _steps(keys: Keys) -> Says:
-    rows_, each = keys.integer("global_batch_size"), keys.integer("local_batch_size") or 1
-    yield keys.say("global_batch_size", {"train.global_batch_size": rows_ or each})
+def _steps(run: Run) -> Says:
+    keys = run.section("step_scheduler")
+    total, each = keys.integer("global_batch_size"), keys.integer("local_batch_size") or 1
+    yield keys.say("global_batch_size", {"train.global_batch_size": total or each})
     yield keys.say("local_batch_size", {"train.micro_batch_size": each})
     yield keys.sets(
         "train.loss_normalization", "tokens", "NeMo AutoModel takes the mean over all tokens of a step"
@@ -514,32 +516,21 @@ def _steps(keys: Keys) -> Says:
         yield keys.same("num_epochs", note="max_steps sets the length of the run")
     else:
         yield keys.default("num_epochs", epochs or 10, {"train.epochs": epochs or 10})
-    for key, path in (
-        ("ckpt_every_steps", "checkpoint.every_steps"),
-        ("val_every_steps", "train.eval_every"),
-    ):
-        if keys.given(key) and (count := keys.integer(key)):
-            yield keys.same(
-                key, {path: count} if key == "ckpt_every_steps" or keys.ledger.value("data.eval") else None
-            )
-    yield from keys.passive(
-        ("ckpt_every_steps", "val_every_steps", "max_steps"), "the same as without the key"
-    )
-    yield from keys.follow(OF_STEPS)
+    if keys.given("val_every_steps") and (every := keys.integer("val_every_steps")):
+        sets = {"train.eval_every": every} if run.ledger.value("data.eval") else None
+        yield keys.same("val_every_steps", sets)
 
 
-def _optimizer(keys: Keys) -> Says:
-    optimizer = keys.below("optimizer")
+def _optimizer(run: Run) -> Says:
+    optimizer = run.section("optimizer")
     name = optimizer.text("_target_")
     if name is None:
         yield optimizer.refuse("_target_", E1144, "the file has no optimizer", "_target_: torch.optim.AdamW")
     yield from training.say_torch_optimizer(optimizer, name or "torch.optim.AdamW", optimizer, "_target_")
-    clip = keys.below("clip_grad_norm", {"max_norm": 1.0})
-    yield clip.say("max_norm", {"train.optimizer.max_grad_norm": clip.number("max_norm") or None})
-    section, rate = (
-        keys.below("lr_scheduler", defaults_of(NAME, "lr_scheduler")),
-        optimizer.number("lr") or 0.0,
-    )
+
+
+def _schedule(run: Run) -> Says:
+    keys, section, rate = run.keys, run.section("lr_scheduler"), run.section("optimizer").number("lr") or 0.0
     if not keys.given("lr_scheduler"):
         yield keys.same("lr_scheduler", note="null: the same as without the key")
         sets = {"train.schedule.name": "constant", "train.schedule.warmup_steps": 0}
@@ -572,11 +563,21 @@ def _optimizer(keys: Keys) -> Says:
     yield from section.follow(OF_SCHEDULE)
 
 
-def _copies(keys: Keys, lora: bool, dtype: str) -> Says:
+def _dtype(run: Run) -> Says:
+    keys = run.section("model")
+    name = "torch_dtype" if not keys.given("dtype") else "dtype"
+    stored = str(keys.value(name)).removeprefix("torch.")
+    dtype = "float32" if stored == "float32" else "bfloat16"
+    yield keys.say(name, {"model.dtype": dtype}, training_arguments.HALF if stored == "float16" else "")
+    yield keys.sets("model.dtype", dtype)
+
+
+def _copies(run: Run) -> Says:
     """State whether the optimizer keeps the trained weights more precisely than the model does."""
-    ledger, names = keys.ledger, ("master_weights", "master_weight_bits")
+    keys, ledger, lora = run.section("optimizer"), run.ledger, run.lora
+    names = ("master_weights", "master_weight_bits")
     name = next((key for key in names if keys.value(key)), None)
-    half = str(ledger.value("lora.dtype")) == "bfloat16" if lora else dtype == "bfloat16"
+    half = ledger.value("lora.dtype" if lora else "model.dtype") == "bfloat16"
     if half and name is not None and lora:
         note = "recipec keeps adapters in float32; NeMo AutoModel only their copy in the optimizer"
         yield keys.say(name, {"lora.dtype": "float32"}, note)
@@ -593,25 +594,52 @@ def _copies(keys: Keys, lora: bool, dtype: str) -> Says:
     )
 
 
-def _rest(keys: Keys, model: Keys, lora: bool) -> Says:
-    name = "torch_dtype" if not model.given("dtype") else "dtype"
-    dtype = str(model.value(name)).removeprefix("torch.")
-    made = "float32" if dtype == "float32" else "bfloat16"
-    yield model.say(name, {"model.dtype": made}, training_arguments.HALF if dtype == "float16" else "")
-    yield keys.sets("model.dtype", made)
-    yield from _copies(keys.below("optimizer"), lora, made)
-    yield from model.follow(OF_MODEL)
+def _seed_of(keys: Keys) -> int:
     seed = keys.integer("seed") if keys.given("seed") else keys.source.get("rng.seed", 42)
-    seed = seed if isinstance(seed, int) else 42
-    yield keys.same("seed", note=training_arguments.SEED)
-    yield keys.sets("train.seed", seed)
-    spread = keys.below("distributed")
-    remat = spread.flag("activation_checkpointing")
-    yield spread.say("activation_checkpointing", {"remat.policy": "decoder" if remat else "none"})
-    yield keys.sets("remat.policy", "decoder" if remat else "none")
-    yield keys.same("distributed", note=sharding.MESH)
-    loss = str(keys.source.get("loss_fn._target_", ""))
+    return seed if isinstance(seed, int) else 42
+
+
+def _seed(run: Run) -> Says:
+    yield run.keys.same("seed", note=training_arguments.SEED)
+    yield run.keys.sets("train.seed", _seed_of(run.keys))
+
+
+def _memory(run: Run) -> Says:
+    section = run.section("distributed")
+    policy = "decoder" if section.flag("activation_checkpointing") else "none"
+    yield section.say("activation_checkpointing", {"remat.policy": policy})
+    yield section.sets("remat.policy", policy)
+    yield run.keys.same("distributed", note=sharding.MESH)
+
+
+def _loss(run: Run) -> Says:
+    loss = str(run.keys.source.get("loss_fn._target_", ""))
     if loss and "CrossEntropy" not in loss:
         message = f"the loss {loss.rpartition('.')[2]} has no counterpart in recipec"
-        yield keys.below("loss_fn").refuse("_target_", E1163, message, "MaskedCrossEntropy")
-    yield keys.same("loss_fn", note="next-token cross-entropy, as in recipec")
+        yield run.section("loss_fn").refuse("_target_", E1163, message, "MaskedCrossEntropy")
+    yield run.keys.same("loss_fn", note="next-token cross-entropy, as in recipec")
+
+
+RULES: Sequence[Rule[Run]] = (
+    mappings("model", "peft", "step_scheduler", "optimizer", "lr_scheduler", "dataset", "distributed"),
+    mappings("packed_sequence", "loss_fn", "quantization", "clip_grad_norm"),
+    _recipe,
+    _model,
+    _lora,
+    _data,
+    _steps,
+    follow(OF_STEPS, "step_scheduler"),
+    _optimizer,
+    follow(CLIPPING, "clip_grad_norm"),
+    _schedule,
+    _qat,
+    _dtype,
+    _copies,
+    follow(OF_MODEL, "model"),
+    _seed,
+    _memory,
+    _loss,
+    directory("checkpoint_dir", "checkpoint"),
+    follow(KEYS),
+    common(NAME, "model", "peft", off=training.OFF),
+)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.catalog import Model
 from recipec.compiler.wording import listing
-from recipec.port.common import say_common, say_start, say_tokens
 from recipec.port.dialects.axolotl_data import PRETRAINING, say_data
 from recipec.port.dialects.axolotl_optimizer import say_optimizer
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import OFF, Keys, defaults_of, table, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import (
@@ -28,9 +27,11 @@ from recipec.port.meaning import (
     training,
 )
 from recipec.port.meaning.adapters import Chosen
+from recipec.port.meaning.run import Run
 from recipec.port.meaning.sharding import Launch
 from recipec.port.meaning.training import EPOCH, EVERY
-from recipec.port.refusals import E1144, E1145, E1148, E1149, E1150, E1160, E1163, E1180
+from recipec.port.refusals import E1144, E1145, E1148, E1149, E1160, E1163, E1180
+from recipec.port.rules import common, directory, follow, start, tokens
 from recipec.runtime.training.objectives import OBJECTIVES
 
 NAME = "axolotl"
@@ -50,6 +51,15 @@ OF_ADAPTERS = words(
     lora_alpha_pattern peft_use_rslora peft_init_lora_weights peft_layers_to_transform peft_layers_pattern
     peft bnb_config_kwargs lora_target_parameters quantize_moe_experts"""
 )
+OF_LORA = table("""
+switch peft_use_rslora -> lora.rslora
+switch peft_use_dora -> lora.kind=dora
+""")
+OF_EAFT = table("""
+number eaft_alpha -> train.eaft_alpha
+integer eaft_k -> train.eaft_top_k
+sets -> train.eaft_entropy=1.0: Axolotl does not divide the entropy
+""")
 KINDS: Mapping[str, Mapping[str, str]] = {
     "dpo": {"train.objective": "dpo"},
     "ipo": {"train.objective": "dpo", "train.loss_type": "ipo"},
@@ -67,49 +77,46 @@ OF_PREFERENCES = words(
 )
 
 
-def rules(ledger: Ledger) -> Says:
-    """State what every key becomes."""
-    keys = Keys(ledger, ledger.sources.main, TITLE, defaults_of(NAME, "config"))
-    objective = yield from _objective(keys)
-    yield from _refused(keys)
-    model = yield from _model(keys)
-    yield from _adapters(keys, model)
-    yield from say_data(keys, model, objective)
-    yield from _training(keys, model)
-    yield from _qat(keys)
-    yield from _eaft(keys, objective)
-    pretrains = bool(keys.value(PRETRAINING)) or None
+def opened(ledger: Ledger) -> Run:
+    """Return the run of a file."""
+    return Run(Keys(ledger, ledger.sources.main, TITLE, defaults_of(NAME, "config")))
+
+
+def _data(run: Run) -> Says:
+    yield from say_data(run.keys, run.model, run.objective)
+
+
+def _stream(run: Run) -> Says:
+    pretrains = bool(run.keys.value(PRETRAINING)) or None
     buffers = ("streaming_multipack_buffer_size", "pretrain_multipack_buffer_size")
-    yield from datasets.say_stream(keys, "streaming", buffers, 10000, pretrains)
+    yield from datasets.say_stream(run.keys, "streaming", buffers, 10000, pretrains)
+
+
+def _balance(run: Run) -> Says:
     for name in ("overrides_of_model_config", "model_config"):
-        yield from experts.say_overrides(keys, name, model)
-    yield from _plugins(keys)
-    yield from _tokens(keys, model)
-    yield from training.directory(keys, "output_dir")
-    project = keys.text("wandb_project")
-    on = project and keys.value("wandb_mode") != "disabled"
-    yield keys.same("wandb_project", {training.PROJECT: project} if on else None, "" if on else "off")
-    yield from _mlflow(keys)
-    yield from _best(keys)
-    yield from say_start(keys, "lora_model_dir")
-    yield from keys.follow(KEYS, OFF)
-    yield from say_common(keys, NAME)
+        yield from experts.say_overrides(run.keys, name, run.model)
 
 
-def _eaft(keys: Keys, objective: str) -> Says:
+def _wandb(run: Run) -> Says:
+    project = run.keys.text("wandb_project")
+    on = project and run.keys.value("wandb_mode") != "disabled"
+    yield run.keys.same("wandb_project", {training.PROJECT: project} if on else None, "" if on else "off")
+
+
+def _eaft(run: Run) -> Says:
     """State the loss that weights tokens by entropy. Axolotl does not divide the entropy."""
+    keys, objective = run.keys, run.objective
     if objective != "sft":
         yield from keys.passive(("use_eaft", "eaft_alpha", "eaft_k"), "the loss compares preferences")
     elif keys.flag("use_eaft"):
         yield from losses.weighted(keys, "use_eaft", "eaft")
-        yield keys.say("eaft_alpha", {"train.eaft_alpha": keys.number("eaft_alpha")})
-        yield keys.say("eaft_k", {"train.eaft_top_k": keys.integer("eaft_k")})
-        yield keys.sets("train.eaft_entropy", 1.0, "Axolotl does not divide the entropy")
+        yield from keys.follow(OF_EAFT)
     yield keys.same("use_eaft", note="off")
 
 
-def _mlflow(keys: Keys) -> Says:
+def _mlflow(run: Run) -> Says:
     """State MLflow's keys. Axolotl exports them to the environment; an experiment name switches it on."""
+    keys = run.keys
     name = keys.text("mlflow_experiment_name")
     if not name and not (keys.given("use_mlflow") and keys.flag("use_mlflow")):
         for off in ("use_mlflow", "mlflow_experiment_name"):
@@ -122,28 +129,29 @@ def _mlflow(keys: Keys) -> Says:
     yield keys.unless("mlflow_run_name", OFF, "the MLflow run has the artifact's name")
 
 
-def _best(keys: Keys) -> Says:
+def _best(run: Run) -> Says:
     """State early stopping. Axolotl then also loads the best model, if it evaluates at every save."""
+    keys = run.keys
     saves, evaluates = (keys.number(name) or 0 for name in ("save_steps", "eval_steps"))
     loads = saves and evaluates and saves % evaluates == 0
     yield from training.best(keys, also={training.BEST: True} if loads else None)
 
 
-def _model(keys: Keys) -> Rule[Model | None]:
+def _model(run: Run) -> Says:
+    keys = run.keys
     name = keys.text("base_model")
     revision = "revision_of_model" if keys.text("revision_of_model") else "model_revision"
-    found = yield from model_names.say_model(keys, "base_model", revision)
-    if found is None:
-        return None
+    run.named = yield from model_names.say_model(keys, "base_model", revision)
+    if run.named is None:
+        return
     yield from keys.passive(("revision_of_model", "model_revision"), "")
     tokenizer = keys.text("tokenizer_config")
-    yield keys.same(
-        "tokenizer_config", {"model.tokenizer": tokenizer} if tokenizer and tokenizer != name else None
-    )
-    return found.model
+    other = tokenizer and tokenizer != name
+    yield keys.same("tokenizer_config", {"model.tokenizer": tokenizer} if other else None)
 
 
-def _objective(keys: Keys) -> Rule[str]:
+def _objective(run: Run) -> Says:
+    keys = run.keys
     kind = keys.text("rl")
     if kind is not None and kind not in KINDS:
         message = f"`rl: {kind}` is another kind of training: recipes have {listing(OBJECTIVES)}"
@@ -152,7 +160,8 @@ def _objective(keys: Keys) -> Rule[str]:
     yield keys.say("rl", KINDS[kind] if kind else {})
     if kind is None:
         yield from keys.passive(OF_PREFERENCES, "it has no effect without rl")
-        return "sft"
+        return
+    run.objective = kind
     betas = ("trl.beta", "rl_beta", "dpo_beta", "orpo_alpha")
     beta = next((name for name in betas if keys.given(name)), None)
     if beta is not None:
@@ -183,26 +192,10 @@ def _objective(keys: Keys) -> Rule[str]:
     yield from keys.below("trl").passive(
         keys.mapping("trl"), "a setting of reinforcement learning, which this run is not"
     )
-    return kind
 
 
-def _refused(keys: Keys) -> Says:
-    help = "port the supervised stage: a config with datasets and without this key"
-    for why, names in REFUSED.items():
-        for name in names.split():
-            if keys.given(name) and keys.value(name) is not False:
-                yield keys.refuse(name, E1149, f"`{name}` starts another kind of run: {why}", help)
-            yield keys.same(name, note="off")
-    for name in VISION:
-        if keys.given(name):
-            message = f"`{name}` is for images or sound, and recipec's models read text"
-            yield keys.refuse(
-                name, E1150, message, "train on text: remove the key, and use data sets of text"
-            )
-        yield keys.same(name)
-
-
-def _plugins(keys: Keys) -> Says:
+def _plugins(run: Run) -> Says:
+    keys = run.keys
     given = keys.value("plugins")
     names = [str(name).rpartition(".")[2] for name in given] if isinstance(given, list) else []
     lost = [name for name in names if name not in KNOWN_PLUGINS]
@@ -218,9 +211,9 @@ OF_LLAMA_2 = re.compile(
 TOKENS_OF_LLAMA_2 = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
-def _tokens(keys: Keys, model: Model | None) -> Says:
+def _special_tokens(run: Run) -> Says:
     """State special tokens: padding is masked; other tokens would change the text."""
-    yield from say_tokens(keys, "tokens")
+    keys, model = run.keys, run.model
     below, alike = keys.below("special_tokens"), model is not None and OF_LLAMA_2.match(model.id)
     own = TOKENS_OF_LLAMA_2 if alike and not keys.given("tokenizer_config") else {}
     added = keys.ledger.value("model.add_tokens") or {}
@@ -241,13 +234,14 @@ def _tokens(keys: Keys, model: Model | None) -> Says:
             )
         else:
             yield below.unless(name, ([],), "recipec does not add these tokens to the tokenizer")
-    if not below.said:
+    if not below.stated:
         yield keys.same("special_tokens")
 
 
-def _adapters(keys: Keys, model: Model | None) -> Says:
+def _adapters(run: Run) -> Says:
+    keys, model = run.keys, run.model
     adapter = keys.choice("adapter", ("lora", "qlora"))
-    if adapter is None and "adapter" not in keys.said:
+    if adapter is None and "adapter" not in keys.stated:
         yield from _full(keys, model)
         return
     yield keys.same("adapter", note="LoRA on a base model in 4 bits" if adapter == "qlora" else "")
@@ -261,8 +255,7 @@ def _adapters(keys: Keys, model: Model | None) -> Says:
             yield keys.refuse(
                 key, E1144, f"`{key}` is missing, and Axolotl has no default for it", f"{key}: 16"
             )
-    yield keys.same("peft_use_rslora", {"lora.rslora": True} if keys.flag("peft_use_rslora") else None)
-    yield keys.same("peft_use_dora", {"lora.kind": "dora"} if keys.flag("peft_use_dora") else None)
+    yield from keys.follow(OF_LORA)
     for name in ("rank_pattern", "alpha_pattern"):
         given = keys.mapping(f"lora_{name}")
         yield keys.same(f"lora_{name}", {f"lora.{name}": dict(given)} if given else None)
@@ -306,7 +299,7 @@ def _full(keys: Keys, model: Model | None) -> Says:
     yield from keys.passive(OF_ADAPTERS, "the run trains all parameters, and has no adapters")
 
 
-def _targets(keys: Keys, model: Model | None) -> Rule[Chosen | None]:
+def _targets(keys: Keys, model: Model | None) -> Statements[Chosen | None]:
     given, linear = keys.texts("lora_target_modules"), keys.flag("lora_target_linear")
     layers = keys.value("peft_layers_to_transform")
     layers = [n for n in layers if isinstance(n, int)] if isinstance(layers, list) else None
@@ -366,7 +359,7 @@ def _quantized(keys: Keys, adapter: str | None, model: Model | None) -> Says:
     yield keys.same("bnb_config_kwargs", note="the base model is not stored in 4 bits")
 
 
-def _experts_too(keys: Keys, quantized: bool) -> Rule[bool]:
+def _experts_too(keys: Keys, quantized: bool) -> Statements[bool]:
     """Return whether experts are quantized like linear layers, and refuse what Axolotl refuses with it."""
     key = "quantize_moe_experts"
     if not keys.flag(key):
@@ -387,8 +380,9 @@ def _experts_too(keys: Keys, quantized: bool) -> Rule[bool]:
 ROUGHER = "recipec rounds as torchao 0.18 does; torchao 0.17 rounds small ranges more coarsely"
 
 
-def _qat(keys: Keys) -> Says:
+def _qat(run: Run) -> Says:
     """State quantization-aware training, which rounds every torch.nn.Linear."""
+    keys = run.keys
     if not keys.mapping("qat"):
         yield keys.same("qat", note="off")
         return
@@ -448,31 +442,30 @@ def _fused_head(keys: Keys) -> bool:
     return keys.flag("cut_cross_entropy") if keys.given("cut_cross_entropy") else cut
 
 
-def _training(keys: Keys, model: Model | None) -> Says:
-    launch = yield from _launch(keys)
-    yield from _batches(keys, launch)
-    yield from _length(keys)
-    yield from say_optimizer(keys)
-    yield from _schedule(keys)
-    yield from _warmup(keys)
-    yield from _attention(keys, model)
-    yield from _precision(keys, launch)
-    remat = bool(keys.value("gradient_checkpointing")) or launch.remat
-    sets: dict[str, Any] = {"remat.policy": "decoder" if remat else "none"}
+def _optimizer(run: Run) -> Says:
+    yield from say_optimizer(run.keys)
+
+
+def _memory(run: Run) -> Says:
+    keys = run.keys
+    remat = bool(keys.value("gradient_checkpointing")) or run.launch.remat
+    sets = {"remat.policy": "decoder" if remat else "none"}
     if keys.given("gradient_checkpointing"):
         yield keys.same("gradient_checkpointing", sets, "the same numbers, with less memory" if remat else "")
     yield keys.say("gradient_checkpointing", sets)
-    yield from _saving(keys)
-    yield from _evaluating(keys)
-    steps = keys.number("logging_steps")
+
+
+def _logs(run: Run) -> Says:
+    steps = run.keys.number("logging_steps")
     whole = steps is not None and steps >= 1 and steps == int(steps)
-    yield keys.same("logging_steps", {"train.log.every": int(steps or 1)} if whole else None)
-    if keys.flag("use_tensorboard"):
-        yield keys.same("use_tensorboard", {"train.log.tensorboard": True})
+    yield run.keys.same("logging_steps", {"train.log.every": int(steps or 1)} if whole else None)
+    if run.keys.flag("use_tensorboard"):
+        yield run.keys.same("use_tensorboard", {"train.log.tensorboard": True})
 
 
-def _launch(keys: Keys) -> Rule[Launch]:
-    """Return how the run was started, according to accelerate's and DeepSpeed's files and the keys."""
+def _launch(run: Run) -> Says:
+    """State how the run was started, according to accelerate's and DeepSpeed's files and the keys."""
+    keys = run.keys
     others = keys.ledger.sources.others
     launch = (
         (yield from sharding.accelerate(keys.ledger, others["accelerate"]))
@@ -504,10 +497,11 @@ def _launch(keys: Keys) -> Rule[Launch]:
         yield keys.same(name, note=sharding.MESH)
     processes = launch.processes or (data * shared if data > 1 else None)
     made = replace(launch, processes=processes, shared=shared, remat=launch.remat or remat)
-    return (yield from sharding.ray(keys, made))
+    run.launch = yield from sharding.ray(keys, made)
 
 
-def _batches(keys: Keys, launch: Launch) -> Says:
+def _batches(run: Run) -> Says:
+    keys, launch = run.keys, run.launch
     micro, accumulation, total = (
         keys.integer(name) for name in ("micro_batch_size", "gradient_accumulation_steps", "batch_size")
     )
@@ -540,7 +534,8 @@ def _batches(keys: Keys, launch: Launch) -> Says:
         yield keys.defaulted("loss", value, normalization, note if means else "Axolotl's default")
 
 
-def _length(keys: Keys) -> Says:
+def _length(run: Run) -> Says:
+    keys = run.keys
     epochs, steps = keys.number("num_epochs"), keys.integer("max_steps")
     if steps and steps > 0:
         note = "recipec runs this many steps, even if num_epochs ends sooner"
@@ -554,7 +549,8 @@ def _length(keys: Keys) -> Says:
         yield keys.say("num_epochs", {"train.epochs": whole}, note)
 
 
-def _schedule(keys: Keys) -> Says:
+def _schedule(run: Run) -> Says:
+    keys = run.keys
     name = keys.text("lr_scheduler") or "cosine"
     made = training.schedule_of(name, keys.mapping("lr_scheduler_kwargs"), keys.number("learning_rate"))
     notes = {
@@ -577,8 +573,9 @@ def _schedule(keys: Keys) -> Says:
     yield keys.same("cosine_min_lr_ratio", note=f"the schedule {name} does not read it")
 
 
-def _warmup(keys: Keys) -> Says:
+def _warmup(run: Run) -> Says:
     """State the warm-up. Axolotl rounds a ratio down, makes two steps of one, and has a default warm-up."""
+    keys = run.keys
     steps, ratio = keys.number("warmup_steps"), keys.number("warmup_ratio")
     if keys.given("warmup_steps") and keys.given("warmup_ratio"):
         message = "`warmup_steps` and `warmup_ratio` exclude each other in Axolotl"
@@ -607,7 +604,8 @@ def _warmup(keys: Keys) -> Says:
     yield from keys.passive(("warmup_steps", "warmup_ratio"), "the other key gives the warm-up")
 
 
-def _precision(keys: Keys, launch: Launch) -> Says:
+def _precision(run: Run) -> Says:
+    keys, launch = run.keys, run.launch
     bf16 = keys.value("bf16")
     half, eight = keys.flag("fp16") or keys.flag("float16"), keys.flag("fp8")
     brain = bf16 in ("auto", "full", True) or keys.flag("bfloat16")
@@ -636,7 +634,8 @@ def _precision(keys: Keys, launch: Launch) -> Says:
     yield keys.same("tf32", note="it does not affect products in bfloat16")
 
 
-def _attention(keys: Keys, model: Model | None) -> Says:
+def _attention(run: Run) -> Says:
+    keys, model = run.keys, run.model
     on = [flag for flag in _FLAGS if keys.flag(flag)]
     held = keys.text("attn_implementation") or (_FLAGS[on[0]] if on else None)
     flashes = model is None or model.family.flash_attention
@@ -673,7 +672,8 @@ def _every(keys: Keys, path: str, names: tuple[str, str, str], default: str, idl
     yield from keys.passive(names, "another key gives the interval")
 
 
-def _saving(keys: Keys) -> Says:
+def _saving(run: Run) -> Says:
+    keys = run.keys
     if keys.value("save_strategy") == "no":
         note = f"recipec writes checkpoints every {EVERY} steps and at the end; what is trained is the same"
         yield keys.say("save_strategy", {"checkpoint.every_steps": EVERY}, note)
@@ -683,14 +683,15 @@ def _saving(keys: Keys) -> Says:
     keep = keys.integer("save_total_limit")
     if keep and keep > 0:
         yield keys.say("save_total_limit", {"checkpoint.keep": keep})
-    elif "save_total_limit" not in keys.said:
+    elif "save_total_limit" not in keys.stated:
         yield keys.default("save_total_limit", 4, {"checkpoint.keep": 4})
 
 
 EVALUATED = f"recipec evaluates every {EVERY} steps and at the end"
 
 
-def _evaluating(keys: Keys) -> Says:
+def _evaluating(run: Run) -> Says:
+    keys = run.keys
     evaluates = keys.ledger.value("data.eval_fraction") or keys.ledger.value("data.eval")
     if evaluates and keys.value("eval_strategy") == "no":
         yield keys.say("eval_strategy", {"train.eval_every": EVERY}, EVALUATED)
@@ -782,12 +783,56 @@ lost hub_model_id hub_strategy hub_revision push_dataset_to_hub: {training.UPLOA
 """)
 """Keys for which a row of a table is enough."""
 
-REFUSED = {
-    "it trains a reward model for another stage": "reward_model process_reward_model",
-    "distillation needs a teacher's logits": "kd_trainer",
-    "reinforcement learning with environments needs answers while training": "nemo_gym_enabled",
-    "another service runs the training": "hatchery",
-}
-"""Keys that turn the run into another kind, by reason."""
+OTHERS = table("""
+E1149 reward_model process_reward_model: `{key}` starts another kind of run: it trains a reward model for
+    another stage => port the supervised stage: a config with datasets and without this key
+E1149 kd_trainer: `{key}` starts another kind of run: distillation needs a teacher's logits => port the
+    supervised stage: a config with datasets and without this key
+E1149 nemo_gym_enabled: `{key}` starts another kind of run: reinforcement learning with environments needs
+    answers while training => port the supervised stage: a config with datasets and without this key
+E1149 hatchery: `{key}` starts another kind of run: another service runs the training => port the supervised
+    stage: a config with datasets and without this key
+exact reward_model process_reward_model kd_trainer nemo_gym_enabled hatchery: off
+""")
+"""Keys that turn the run into another kind."""
 
-VISION = ("processor_type", "processor_kwargs", "image_size", "image_resize_algorithm", "role_boundaries")
+VISION = table("""
+E1150 processor_type processor_kwargs image_size image_resize_algorithm role_boundaries: `{key}` is for images
+    or sound, and recipec's models read text => train on text: remove the key, and use data sets of text
+exact processor_type processor_kwargs image_size image_resize_algorithm role_boundaries
+""")
+
+RULES: Sequence[Rule[Run]] = (
+    _objective,
+    follow(OTHERS, off=(False,)),
+    follow(VISION),
+    _model,
+    _adapters,
+    _data,
+    _launch,
+    _batches,
+    _length,
+    _optimizer,
+    _schedule,
+    _warmup,
+    _attention,
+    _precision,
+    _memory,
+    _saving,
+    _evaluating,
+    _logs,
+    _qat,
+    _eaft,
+    _stream,
+    _balance,
+    _plugins,
+    tokens("tokens"),
+    _special_tokens,
+    directory("output_dir"),
+    _wandb,
+    _mlflow,
+    _best,
+    start("lora_model_dir"),
+    follow(KEYS, off=OFF),
+    common(NAME),
+)

@@ -9,7 +9,7 @@ from typing import Any
 
 from recipec.compiler.catalog import Model
 from recipec.port.dialects.axolotl_prompts import PROMPTS, STYLES
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys, table, words
 from recipec.port.meaning import conversion, datasets, rows, templates
 from recipec.port.meaning.losses import UNPAIRED
@@ -99,7 +99,7 @@ class Entry:
         return "conversation" if self.keys.given("conversation") else "type"
 
 
-def _sources(keys: Keys, key: str, objective: str) -> Rule[list[Entry]]:
+def _sources(keys: Keys, key: str, objective: str) -> Statements[list[Entry]]:
     given = keys.value(key)
     if not isinstance(given, list) or not given or not all(isinstance(entry, dict) for entry in given):
         if key in ("datasets", PRETRAINING):
@@ -161,7 +161,7 @@ def _form(first: Keys, kind: Kind) -> Says:
     yield first.say("type", sets, kind.note)
 
 
-def _place(keys: Keys) -> Rule[Any]:
+def _place(keys: Keys) -> Statements[Any]:
     path, files = keys.text("path"), keys.texts("data_files")
     if path is None and not files:
         yield keys.refuse("path", E1143, "a data set has no `path`", "path: OWNER/NAME")
@@ -397,7 +397,7 @@ E1141 = Code(
 )
 
 
-def _kind(keys: Keys, objective: str, chatml: bool) -> Rule[Kind | None]:
+def _kind(keys: Keys, objective: str, chatml: bool) -> Statements[Kind | None]:
     """Return the kind of a data set's rows, None after an error."""
     given = keys.value("type")
     if objective == "kto":
@@ -449,7 +449,7 @@ def _fillable(keys: Keys, given: Mapping[str, Any]) -> Says:
             )
 
 
-def _texts(keys: Keys, packs: bool) -> Rule[Kind]:
+def _texts(keys: Keys, packs: bool) -> Statements[Kind]:
     """Return the kind of a data set for pre-training, whose texts Axolotl cuts in two ways."""
     column = keys.text("text_column")
     yield keys.same("text_column")
@@ -477,7 +477,7 @@ def _told(keys: Keys, key: str, given: Mapping[str, Any]) -> Says:
         yield keys.covered(f"{key}.{name}")
 
 
-def _chat(keys: Keys) -> Rule[Kind]:
+def _chat(keys: Keys) -> Statements[Kind]:
     mapping, role, content = _mapping(keys)
     conversation = keys.text("field_messages") or "messages"
     tools = keys.text("field_tools") or "tools"
@@ -502,7 +502,7 @@ def _chat(keys: Keys) -> Rule[Kind]:
     return Kind("chat", transform=conversion.tagged(tags))
 
 
-def _sharegpt(keys: Keys) -> Rule[Kind]:
+def _sharegpt(keys: Keys) -> Statements[Kind]:
     """Return the kind for conversations of ShareGPT, as Axolotl 0.4 read them."""
     words = {}
     for name, usual, role in (("field_human", "human", "user"), ("field_model", "gpt", "assistant")):
@@ -525,7 +525,7 @@ def _mapping(keys: Keys) -> tuple[dict[str, Any], str, str]:
     return mapping, role, content
 
 
-def _words(keys: Keys) -> Rule[dict[str, str] | None]:
+def _words(keys: Keys) -> Statements[dict[str, str] | None]:
     """Return the data's words for roles that are unknown here, or None if all roles are known."""
     given = keys.mapping("roles")
     words = {
@@ -548,7 +548,7 @@ def _beside(keys: Keys, mapping: Mapping[str, Any], fields: Mapping[str, str]) -
     yield from keys.follow(OF_MESSAGES)
 
 
-def _preference(keys: Keys, given: Any) -> Rule[Kind | None]:
+def _preference(keys: Keys, given: Any) -> Statements[Kind | None]:
     name = "" if isinstance(given, dict) else str(given)
     if name in (*(f"chat_template.{end}" for end in ("default", "argilla", "argilla_chat")), "chat_template"):
         chosen, rejected = keys.text("field_chosen") or "chosen", keys.text("field_rejected") or "rejected"
@@ -593,7 +593,7 @@ KTO_COLUMNS = {"argilla": "instruction", "intel": "question", "prompt_pairs": "p
 """The columns of the questions in Axolotl's types for kto."""
 
 
-def _unpaired(keys: Keys, given: Any) -> Rule[Kind | None]:
+def _unpaired(keys: Keys, given: Any) -> Statements[Kind | None]:
     if isinstance(given, dict):
         yield from _told(keys, "type", given)
         names = {name: str(given.get(f"field_{name}") or name) for name in ("prompt", "completion", "label")}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from recipec.compiler.catalog import Model, is_directory, original_of
 from recipec.compiler.wording import listing
-from recipec.port.common import say_common
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import Keys, defaults_of, keys_of, pretraining, table, tools, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, conversion, datasets, model_names, training
-from recipec.port.meaning.model_names import Named
+from recipec.port.meaning.run import Run
 from recipec.port.names import known, tokenizer_of
 from recipec.port.refusals import E1143, E1144, E1145, E1148, E1149, E1160, E1163
+from recipec.port.rules import common, directory, follow, mappings
 
 NAME = "litgpt"
 TITLE = "litgpt"
@@ -29,10 +31,31 @@ evaluation eval.max_new_tokens eval.max_iters eval.initial_validation eval.final
 lost train.max_time=null
 exact train.min_lr: litgpt finetune does not read it: the cosine ends at zero
 """)
+FULL = table("""
+sets -> lora=null: full fine-tuning
+""")
 OF_LORA = table("""
 integer lora_r -> lora.rank
 number lora_alpha -> lora.alpha
 number lora_dropout -> lora.dropout
+""")
+INITIAL = table("""
+sets -> lora.init=peft: A is uniform with the bound 1/sqrt(fan_in) and B is zero, as in the tool
+""")
+OF_TRAIN = table("""
+integer lr_warmup_steps -> train.schedule.warmup_steps
+sets -> train.schedule.name=cosine: litgpt's schedule: a linear warm-up, then a cosine to zero
+E1145 max_tokens max_norm tie_embeddings lr_warmup_fraction: litgpt's finetune stops at {key}, which only
+    pretrain reads => remove {key}
+exact max_tokens max_norm tie_embeddings lr_warmup_fraction: null: finetune does not read it
+""")
+CLIPPING = table("""
+sets -> train.optimizer.max_grad_norm=null: litgpt does not clip gradients when it fine-tunes
+""")
+INTERVALS = table("""
+count train.save_interval -> checkpoint.every_steps
+count eval.interval -> train.eval_every
+exact train.save_interval eval.interval
 """)
 OLDER = {"learning_rate": 3e-4, "weight_decay": 0.02, "beta1": 0.9, "beta2": 0.95}
 """Keys of `train` for AdamW in litgpt 0.3, which had no `optimizer`, with the defaults of finetune lora."""
@@ -41,6 +64,10 @@ number learning_rate -> train.optimizer.learning_rate
 number weight_decay -> train.optimizer.weight_decay
 number beta1 -> train.optimizer.b1
 number beta2 -> train.optimizer.b2
+""")
+OF_WANDB = table("""
+lost run: set WANDB_NAME in the environment of the run
+lost group: set WANDB_RUN_GROUP in the environment of the run
 """)
 OF_DATA = table("""
 lost ignore_index=-100
@@ -71,50 +98,54 @@ TRAIN = {
 """The defaults of `train` in finetune lora and full, as far as they differ from those of TrainArgs."""
 
 
-def rules(ledger: Ledger) -> Says:
-    """State what every key becomes."""
+@dataclass
+class Litgpt(Run):
+    """A run of litgpt.
+
+    Attributes:
+        devices: the number of data-parallel devices.
+    """
+
+    devices: int = 1
+
+
+def opened(ledger: Ledger) -> Litgpt:
+    """Return the run of a file, with the defaults of its method."""
     source = ledger.sources.main
-    method = yield from _method(Keys(ledger, source, TITLE))
-    given = {"precision": "bf16-mixed", "optimizer": "AdamW"}
-    keys = Keys(ledger, source, TITLE, {**defaults_of("litgpt", method), **given})
-    train = keys.below("train", {**defaults_of("litgpt", "train"), **TRAIN})
-    named = yield from _model(keys)
-    if method == "lora":
-        yield from _lora(keys, named.model if named else None)
-    else:
-        yield keys.sets("lora", None, "full fine-tuning")
-        yield from adapters.refuse_quantized(keys, "quantize", "add lora_r, or remove quantize")
-    devices = yield from _devices(keys)
-    yield from _batch(train, devices)
-    yield from _length(train)
-    yield from _schedule(train)
-    yield from _optimizer(keys, train)
-    yield from _precision(keys, method == "lora")
-    yield from _data(keys, train, named)
-    yield from _rest(keys, train)
+    bare = Keys(ledger, source, TITLE)
+    method = "lora" if _has_lora_keys(bare) or "lora" in _file(bare) else "full"
+    usual = {"precision": "bf16-mixed", "optimizer": "AdamW"}
+    keys = Keys(ledger, source, TITLE, {**defaults_of("litgpt", method), **usual})
+    keys.below("train", {**defaults_of("litgpt", "train"), **TRAIN})
+    return Litgpt(keys, lora=method == "lora")
 
 
-def _method(keys: Keys) -> Rule[str]:
-    """Return the method, lora (which includes qlora) or full: from the keys, or else from the file's name."""
-    name = keys.source.path.stem.lower()
-    if any(keys.stands(key) for key in keys_of("litgpt", "lora") if key.startswith("lora_")):
-        return "lora"
-    if "adapter" in name:
+def _has_lora_keys(keys: Keys) -> bool:
+    return any(keys.stands(key) for key in keys_of("litgpt", "lora") if key.startswith("lora_"))
+
+
+def _file(keys: Keys) -> str:
+    return keys.source.path.stem.lower()
+
+
+def _method(run: Litgpt) -> Says:
+    """Refuse litgpt's other methods, which the file's name gives."""
+    if "adapter" in _file(run.keys) and not _has_lora_keys(run.keys):
         help = "port a configuration of finetune lora or full"
         message = "litgpt's adapter methods learn prefixes, which have no counterpart in recipec"
-        yield keys.refuse("checkpoint_dir", E1149, message, help)
-    return "lora" if "lora" in name else "full"
+        yield run.keys.refuse("checkpoint_dir", E1149, message, help)
 
 
-def _model(keys: Keys) -> Rule[Named | None]:
+def _model(run: Litgpt) -> Says:
+    keys = run.keys
     name = keys.text("checkpoint_dir")
     if name is None:
         help = "--set checkpoint_dir=checkpoints/Qwen/Qwen3-8B"
         if keys.given("model_name") and not keys.given("initial_checkpoint_dir"):
             yield keys.refuse("model_name", *pretraining(help))
-            return None
+            return
         yield keys.refuse("checkpoint_dir", E1144, "the file names no model", help)
-        return None
+        return
     named = model_names.resolve(_id(name), keys.source.path.parent)
     if named.model is None and (original := original_of(name.rstrip("/").rpartition("/")[2])):
         named = model_names.resolve(original, keys.source.path.parent)
@@ -122,14 +153,15 @@ def _model(keys: Keys) -> Rule[Named | None]:
     if named.model is None and (len(parts) != 2 or is_directory(name)) and "/" in name.strip("/"):
         named = model_names.resolve(name if is_directory(name) else f"./{name}", keys.source.path.parent)
         yield keys.same("checkpoint_dir", {"model.id": named.id}, "the weights in this folder")
-        return named
+        run.named = named
+        return
     if named.note:
         yield keys.say("checkpoint_dir", {"model.id": named.id}, named.note)
     last = "the last part of the folder's path is litgpt's name for the model"
     whole = named.id == "/".join(name.rstrip("/").split("/")[-2:])
     note = "the last two parts of the folder's path are the model's id" if whole else last
     yield keys.same("checkpoint_dir", {"model.id": named.id}, note)
-    return named
+    run.named = named
 
 
 def _id(folder: str) -> str:
@@ -141,18 +173,21 @@ def _id(folder: str) -> str:
     return f"{owner}/{name}" if owner else name
 
 
-def _lora(keys: Keys, model: Model | None) -> Says:
+def _lora(run: Litgpt) -> Says:
+    if not run.lora:
+        yield from run.keys.follow(FULL)
+        yield from adapters.refuse_quantized(run.keys, "quantize", "add lora_r, or remove quantize")
+        return
+    keys = run.keys
     yield from keys.follow(OF_LORA)
     targets = [name for flag, names in FLAGS.items() for name in names if keys.flag(flag)]
     if not targets:
         yield keys.refuse("lora_query", E1148, "no projection carries an adapter", "lora_query: true")
-    targets, note = adapters.fused(model, targets)
+    targets, note = adapters.fused(run.model, targets)
     for flag in FLAGS:
         yield keys.say(flag, {"lora.targets": targets} if targets else None, note if keys.flag(flag) else "")
     yield from adapters.say_head(keys, "lora_head")
-    yield keys.sets(
-        "lora.init", "peft", "A is uniform with the bound 1/sqrt(fan_in) and B is zero, as in the tool"
-    )
+    yield from keys.follow(INITIAL)
     name = keys.choice("quantize", QUANTIZED)
     precision = keys.text("precision") or "bf16-mixed"
     if name is None:
@@ -166,12 +201,14 @@ def _lora(keys: Keys, model: Model | None) -> Says:
     yield keys.say("quantize", {"lora.quantize": made.value}, made.note)
 
 
-def _devices(keys: Keys) -> Rule[int]:
+def _devices(run: Litgpt) -> Says:
+    keys = run.keys
     given = keys.value("devices")
     nodes = keys.integer("num_nodes") or 1
     if given in ("auto", -1, "-1"):
         yield keys.same("devices", note="all GPUs of the machine; --devices gives their number")
-        return keys.ledger.devices or nodes
+        run.devices = keys.ledger.devices or nodes
+        return
     count = keys.integer("devices") or 1
     if keys.given("quantize") and count * nodes > 1:
         yield keys.refuse(
@@ -179,11 +216,12 @@ def _devices(keys: Keys) -> Rule[int]:
         )
     note = f"{count * nodes} data-parallel devices, which share the global batch"
     yield from keys.passive(("devices", "num_nodes"), note)
-    return keys.ledger.devices or count * nodes
+    run.devices = keys.ledger.devices or count * nodes
 
 
-def _batch(train: Keys, devices: int) -> Says:
+def _batch(run: Litgpt) -> Says:
     """State the global batch, which is divided among devices and micro-batches, rounded down."""
+    train, devices = run.section("train"), run.devices
     rows, micro = train.integer("global_batch_size") or 1, train.integer("micro_batch_size") or 1
     accumulation = rows // devices // micro
     if accumulation < 1:
@@ -203,7 +241,8 @@ def _batch(train: Keys, devices: int) -> Says:
     yield train.sets("train.loss_normalization", "micro_batches", why)
 
 
-def _length(train: Keys) -> Says:
+def _length(run: Litgpt) -> Says:
+    train = run.section("train")
     steps, epochs = train.integer("max_steps"), train.integer("epochs")
     if steps:
         note = "" if epochs is None else f"litgpt runs at most {epochs} epochs"
@@ -214,25 +253,13 @@ def _length(train: Keys) -> Says:
         yield train.same("max_steps", note="null: whole epochs")
 
 
-def _schedule(train: Keys) -> Says:
-    steps = train.integer("lr_warmup_steps")
-    yield train.say("lr_warmup_steps", {"train.schedule.warmup_steps": steps})
-    yield train.sets(
-        "train.schedule.name", "cosine", "litgpt's schedule: a linear warm-up, then a cosine to zero"
-    )
-    for key in ("max_tokens", "max_norm", "tie_embeddings", "lr_warmup_fraction"):
-        if train.given(key):
-            message = f"litgpt's finetune stops at {key}, which only pretrain reads"
-            yield train.refuse(key, E1145, message, f"remove {key}")
-        yield train.same(key, note="null: finetune does not read it")
-
-
-def _optimizer(keys: Keys, train: Keys) -> Says:
+def _optimizer(run: Litgpt) -> Says:
     """State the optimizer: a name, or a class with its arguments. In litgpt 0.3 it is AdamW."""
+    keys, train = run.keys, run.section("train")
     found, arguments = keys.value("optimizer"), keys.below("optimizer.init_args")
     if not keys.stands("optimizer") and any(train.given(key) for key in OLDER):
         yield keys.sets("train.optimizer.name", "adamw", "the optimizer of litgpt 0.3, as these keys say")
-        full = {"learning_rate": 3e-3} if keys.ledger.value("lora", "") is None else {}
+        full = {"learning_rate": 3e-3} if not run.lora else {}
         train.defaults = {**OLDER, **full, **train.defaults}
         yield from train.follow(OF_OLDER)
         yield keys.sets("train.optimizer.eps", 1e-8, "torch.optim.AdamW's default")
@@ -241,12 +268,10 @@ def _optimizer(keys: Keys, train: Keys) -> Says:
         yield from training.say_torch_optimizer(arguments, name, keys.below("optimizer"), "class_path")
     else:
         yield from training.say_torch_optimizer(arguments, str(found), keys, "optimizer")
-    yield keys.sets(
-        "train.optimizer.max_grad_norm", None, "litgpt does not clip gradients when it fine-tunes"
-    )
 
 
-def _precision(keys: Keys, lora: bool) -> Says:
+def _precision(run: Litgpt) -> Says:
+    keys = run.keys
     half = "recipec uses bfloat16 instead of float16: more range, three bits less precision"
     notes = {
         "bf16-mixed": "recipec keeps the weights in bfloat16; litgpt in float32",
@@ -259,14 +284,15 @@ def _precision(keys: Keys, lora: bool) -> Says:
     made = "float32" if found == "32-true" else "bfloat16"
     yield keys.say("precision", {"model.dtype": made}, notes.get(found, ""))
     whole = found.endswith("true") and made == "bfloat16"
-    if lora:
+    if run.lora:
         dtype = "bfloat16" if whole else "float32"
         yield keys.sets("lora.dtype", dtype, "litgpt keeps adapters in this precision")
     elif made == "bfloat16":
         yield keys.sets("train.optimizer.master_weights", not whole)
 
 
-def _logs(keys: Keys) -> Says:
+def _logs(run: Litgpt) -> Says:
+    keys = run.keys
     name, log = keys.text("logger_name"), keys.below("log")
     project = log.text("project")
     if name == "wandb":
@@ -274,8 +300,7 @@ def _logs(keys: Keys) -> Says:
         sets = {training.PROJECT: project or f"finetune-{model}"}
         yield log.same("project", sets if log.given("project") else None)
         yield keys.same("logger_name", sets)
-        for key, variable in (("run", "WANDB_NAME"), ("group", "WANDB_RUN_GROUP")):
-            yield log.unless(key, training.OFF, f"set {variable} in the environment of the run")
+        yield from log.follow(OF_WANDB, training.OFF)
     elif name in ("mlflow", "litlogger"):
         yield keys.unless("logger_name", (), f"recipec does not log to this service: {training.LOGS}")
     yield keys.same(
@@ -285,25 +310,12 @@ def _logs(keys: Keys) -> Says:
     yield from log.passive(keys.mapping("log"), "a log")
 
 
-def _rest(keys: Keys, train: Keys) -> Says:
-    seed = keys.integer("seed")
-    if keys.given("seed"):
+def _seed(run: Litgpt) -> Says:
+    seed = run.keys.integer("seed")
+    if run.keys.given("seed"):
         note = "recipec uses another random generator: other draws of the same distribution"
-        yield keys.same("seed", {"train.seed": seed}, note)
-    yield keys.say("seed", {"train.seed": seed})
-    every = train.integer("save_interval")
-    kept = train.given("save_interval") and every
-    yield train.same("save_interval", {"checkpoint.every_steps": every} if kept else None)
-    evaluation = keys.below("eval")
-    steps = evaluation.integer("interval")
-    yield evaluation.same("interval", {"train.eval_every": steps} if steps else None)
-    yield from keys.mappings(("data", "train", "eval", "optimizer"))
-    yield from keys.below("data").mappings(("init_args",))
-    yield from keys.below("optimizer").mappings(("init_args",))
-    yield from training.directory(keys, "out_dir")
-    yield from _logs(keys)
-    yield from keys.follow(KEYS)
-    yield from say_common(keys, NAME)
+        yield run.keys.same("seed", {"train.seed": seed}, note)
+    yield run.keys.say("seed", {"train.seed": seed})
 
 
 SOURCES = {
@@ -317,7 +329,8 @@ DEFAULT_FRACTION = 0.05
 """The share of a JSON file's rows that litgpt holds out by default."""
 
 
-def _data(keys: Keys, train: Keys, named: Named | None) -> Says:
+def _data(run: Litgpt) -> Says:
+    keys, train = run.keys, run.section("train")
     found = keys.value("data")
     name = (
         found.get("class_path") if isinstance(found, dict) else found if isinstance(found, str | None) else ""
@@ -344,7 +357,7 @@ def _data(keys: Keys, train: Keys, named: Named | None) -> Says:
         keys.defaults = {**keys.defaults, "data": "litgpt.data.Alpaca"}
         yield keys.say("data", {"data.train": [source]}, "the Hugging Face Hub's copy of the same rows")
     yield from _held_out(section, name)
-    yield from _prompts(section, named)
+    yield from _prompts(section, run.model)
     on = "completion" if section.flag("mask_prompt") else "all"
     yield section.say("mask_prompt", {"data.loss_on": on})
     seed = section.integer("seed")
@@ -352,7 +365,7 @@ def _data(keys: Keys, train: Keys, named: Named | None) -> Says:
     yield from section.follow(OF_DATA)
 
 
-def _json(section: Keys) -> Rule[Any]:
+def _json(section: Keys) -> Statements[Any]:
     path = section.text("json_path")
     if path is None:
         yield section.refuse(
@@ -387,7 +400,7 @@ def _held_out(section: Keys, name: str) -> Says:
     yield section.say("val_split_fraction", sets, "as many rows, drawn by another random generator")
 
 
-def _prompts(section: Keys, named: Named | None) -> Says:
+def _prompts(section: Keys, model: Model | None) -> Says:
     """State the prompt style, which a transform writes. Only Alpaca's style uses the rows' `input`."""
     style = section.text("prompt_style") or "alpaca"
     text = defaults_of(NAME, "styles").get(style)
@@ -396,7 +409,7 @@ def _prompts(section: Keys, named: Named | None) -> Says:
         fields = {"data.fields": {"prompt": "instruction", "completion": "output"}}
         yield section.say("prompt_style", {**made, **fields})
     elif style == "alpaca" or text:
-        begins = named and named.model and tokenizer_of(named.model) in known("adds_bos")
+        begins = model is not None and tokenizer_of(model) in known("adds_bos")
         text = text.removeprefix("<|begin_of_text|>") if text and begins else text
         prompt = conversion.Prompt("", text, input=None) if text else conversion.alpaca_prompt()
         yield section.file(conversion.FILE, conversion.prompts(prompt, f"litgpt's {style} style"))
@@ -406,3 +419,27 @@ def _prompts(section: Keys, named: Named | None) -> Says:
     else:
         message = f"the prompt style {style} has no counterpart in recipec"
         yield section.refuse("prompt_style", E1163, message, "prompt_style: alpaca, or default")
+
+
+RULES: Sequence[Rule[Litgpt]] = (
+    _method,
+    _model,
+    _lora,
+    _devices,
+    _batch,
+    _length,
+    follow(OF_TRAIN, "train"),
+    _optimizer,
+    follow(CLIPPING),
+    _precision,
+    _data,
+    _seed,
+    follow(INTERVALS),
+    mappings("data", "train", "eval", "optimizer"),
+    mappings("init_args", section="data"),
+    mappings("init_args", section="optimizer"),
+    directory("out_dir"),
+    _logs,
+    follow(KEYS),
+    common(NAME),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 from recipec.compiler.catalog import Model
 from recipec.compiler.lowering.format_keys import ALONE
 from recipec.compiler.wording import listing
-from recipec.port.common import say_common, say_start, say_tokens
-from recipec.port.engine import Rule, Says
+from recipec.port.common import say_start
+from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import OFF, Keys, defaults_of, keys_of, table, tools, words
 from recipec.port.ledger import Ledger, Verdict
 from recipec.port.meaning import (
@@ -21,15 +21,15 @@ from recipec.port.meaning import (
     experts,
     freezing,
     losses,
-    model_names,
     rows,
     sharding,
     templates,
     training_arguments,
 )
-from recipec.port.meaning.training_arguments import Run
+from recipec.port.meaning.run import Run
 from recipec.port.names import of_model
 from recipec.port.refusals import E1142, E1143, E1145, E1146, E1147, E1149, E1150, E1163, E1180
+from recipec.port.rules import balance, common, follow, model, tokens
 from recipec.runtime.data.messages import ALIASES, CALLS, ROLES
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.codes import Code
@@ -58,64 +58,104 @@ LLAMA3_ENDS = "LLaMA-Factory ends each text with <|end_of_text|>, recipec with t
 TURN_ENDS = "recipec trains on the end of text only after the last answer"
 
 
+OF_LORA = table("""
+switch use_rslora -> lora.rslora: alpha / sqrt(rank)
+switch use_dora -> lora.kind=dora
+""")
 BALANCED = ("granitemoe", "mixtral", "olmoe", "qwen3_moe")
 """Families to whose models LLaMA-Factory passes `moe_aux_loss_coef`."""
 
 
-def rules(ledger: Ledger) -> Says:
-    """State what every key becomes."""
+@dataclass
+class LlamaFactory(Run):
+    """A run of LLaMA-Factory.
+
+    Attributes:
+        stage: sft, dpo, kto or pt.
+        method: lora, full or freeze.
+    """
+
+    stage: str = "sft"
+    method: str = "lora"
+    lora: bool = True
+
+
+def opened(ledger: Ledger) -> LlamaFactory:
+    """Return the run of a file."""
     defaults = {"optim": "adamw_torch_fused", **defaults_of(NAME, "train")}
-    keys = Keys(ledger, ledger.sources.main, TITLE, defaults)
-    stage = yield from _stage(keys)
-    method = yield from _method(keys)
-    model = yield from _model(keys)
-    run = Run(
-        method == "lora", keys.number("learning_rate") or 0.0, muon=(yield from _muon(keys, method == "lora"))
-    )
-    launch, taken = yield from training_arguments.placement(
-        keys, (yield from sharding.ray(keys, (yield from training_arguments.launched(keys))))
-    )
-    launch = replace(launch, shared=launch.shared * (yield from _megatron(keys)))
+    return LlamaFactory(Keys(ledger, ledger.sources.main, TITLE, defaults))
+
+
+def _optimizer(run: LlamaFactory) -> Says:
+    run.learning_rate = run.keys.number("learning_rate") or 0.0
+    run.muon = yield from _muon(run.keys, run.lora)
+
+
+def _launch(run: LlamaFactory) -> Says:
+    run.launch = yield from sharding.ray(run.keys, (yield from training_arguments.launched(run.keys)))
+
+
+def _groups(run: LlamaFactory) -> Says:
+    run.launch = replace(run.launch, shared=run.launch.shared * (yield from _megatron(run.keys)))
     for name in ("fsdp", "deepspeed"):
-        if not isinstance(keys.value(name), dict):
-            yield keys.same(name, note=sharding.MESH)
+        if not isinstance(run.keys.value(name), dict):
+            yield run.keys.same(name, note=sharding.MESH)
+
+
+def _trained(run: LlamaFactory) -> Says:
+    """State which parameters are trained: adapters, some modules, or all."""
     if run.lora:
-        yield from _lora(keys, model)
-    elif method == "freeze":
-        yield from freezing.say_layers(keys, model)
-    yield from _quantized(keys, run, model)
-    yield from experts.say_coefficient(keys, "moe_aux_loss_coef", model, BALANCED)
-    yield from _data(keys, model, stage)
-    yield from _token_loss(keys, stage, run.lora)
-    yield from training_arguments.say_run(keys, run, launch, taken, (yield from _dtype(keys, run)))
-    yield from _undivided(keys)
-    if stage == "kto" and ledger.value("train.micro_batch_size") == 1:
-        yield keys.sets("train.micro_batch_size", 2)
-        yield keys.amend("train.micro_batch_size", Verdict.APPROXIMATED, BY_TWO)
-    if ledger.devices is None and launch.processes is None:
-        rows = {"train.global_batch_size": ledger.value("train.global_batch_size")}
-        yield from sharding.assumed(keys, launch, rows)
+        yield from _lora(run.keys, run.model)
+    elif run.method == "freeze":
+        yield from freezing.say_layers(run.keys, run.model)
+
+
+def _training(run: LlamaFactory) -> Says:
+    yield from training_arguments.say_run(run, run.keys, (yield from _dtype(run)))
+
+
+def _rows_of_kto(run: LlamaFactory) -> Says:
+    if run.stage == "kto" and run.ledger.value("train.micro_batch_size") == 1:
+        yield run.keys.sets("train.micro_batch_size", 2)
+        yield run.keys.amend("train.micro_batch_size", Verdict.APPROXIMATED, BY_TWO)
+
+
+def _processes(run: LlamaFactory) -> Says:
+    if run.ledger.devices is None and run.launch.processes is None:
+        rows = {"train.global_batch_size": run.ledger.value("train.global_batch_size")}
+        yield from sharding.assumed(run.keys, run.launch, rows)
+
+
+def _order(run: LlamaFactory) -> Says:
+    keys = run.keys
     yield keys.same("warmup_ratio")
     if keys.flag("disable_shuffling"):
         yield keys.say("disable_shuffling", {"data.shuffle_seed": None})
     yield keys.same("disable_shuffling", note="off")
     yield from datasets.say_stream(keys, "streaming", ("buffer_size",), 16384)
-    off = keys.flag("disable_gradient_checkpointing") and not launch.remat
-    yield keys.say("disable_gradient_checkpointing", {"remat.policy": "none" if off else "decoder"})
-    held = ledger.value("data.eval_fraction") or ledger.value("data.eval")
-    if not (yield from training_arguments.evaluation(keys)) and held:
+
+
+def _memory(run: LlamaFactory) -> Says:
+    off = run.keys.flag("disable_gradient_checkpointing") and not run.launch.remat
+    yield run.keys.say("disable_gradient_checkpointing", {"remat.policy": "none" if off else "decoder"})
+
+
+def _evaluation(run: LlamaFactory) -> Says:
+    held = run.ledger.value("data.eval_fraction") or run.ledger.value("data.eval")
+    if not (yield from training_arguments.evaluation(run.keys)) and held:
         note = "LLaMA-Factory does not evaluate but holds out the rows; recipec evaluates on them"
         sets = {"train.eval_every": 100}
-        yield keys.default("eval_strategy", "no", sets, f"LLaMA-Factory's default is {note}")
-    yield from training_arguments.bookkeeping(keys)
-    if not keys.flag("create_new_adapter"):
-        yield from say_start(keys, "adapter_name_or_path", of_base=True)
-    yield from say_tokens(keys, "add_special_tokens", "resize_vocab")
-    yield from keys.follow(KEYS, OFF)
-    yield from say_common(keys, NAME)
+        yield run.keys.default("eval_strategy", "no", sets, f"LLaMA-Factory's default is {note}")
+    yield from training_arguments.bookkeeping(run.keys)
 
 
-def _stage(keys: Keys) -> Rule[str]:
+def _start(run: LlamaFactory) -> Says:
+    if not run.keys.flag("create_new_adapter"):
+        yield from say_start(run.keys, "adapter_name_or_path", of_base=True)
+
+
+def _stage(run: LlamaFactory) -> Says:
+    keys = run.keys
     stage = keys.text("stage") or "sft"
     only = next((key for key in ("do_predict", "do_eval") if keys.flag(key)), None)
     idle = "do_train" if keys.given("do_train") else only
@@ -126,17 +166,18 @@ def _stage(keys: Keys) -> Rule[str]:
         message = f"`stage: {stage}` is another kind of training: recipes have {listing(OBJECTIVES)}"
         yield keys.refuse("stage", E1149, message, "stage: sft; or dpo or kto with preferences")
         stage = "sft"
+    run.stage = stage
     loss = keys.text("pref_loss") or "sigmoid"
     if stage == "kto":
         yield keys.say("stage", {"train.objective": "kto"}, OTHERS)
         yield keys.say("pref_beta", {"train.beta": keys.number("pref_beta")})
         yield from losses.weights(keys, "kto_chosen_weight", "kto_rejected_weight")
         yield from keys.passive(OF_PREFERENCES - {"pref_beta", "pref_ftx"}, "the stage kto does not read it")
-        return stage
+        return
     if stage != "dpo":
         yield keys.same("stage", {"train.objective": "sft"}, BEGINS if stage == "pt" else "")
         yield from keys.passive(OF_PREFERENCES, f"the stage {stage} does not read it")
-        return stage
+        return
     if loss not in LOSSES:
         message = f"`pref_loss: {loss}` has no counterpart: recipes have {listing(LOSSES)}"
         yield keys.refuse("pref_loss", E1163, message, "pref_loss: sigmoid")
@@ -148,7 +189,6 @@ def _stage(keys: Keys) -> Rule[str]:
     yield keys.same("dpo_label_smoothing", {"train.label_smoothing": smoothing} if smoothing else None)
     if loss == "simpo":
         yield keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
-    return stage
 
 
 GROUPS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
@@ -161,7 +201,7 @@ MEGATRON = words(
 )
 
 
-def _megatron(keys: Keys) -> Rule[int]:
+def _megatron(keys: Keys) -> Statements[int]:
     """State the keys of runs on Megatron (USE_MCA=1). Return the number of GPUs that share their rows."""
     shared = 1
     for key in GROUPS:
@@ -177,14 +217,15 @@ def _megatron(keys: Keys) -> Rule[int]:
     return shared
 
 
-def _token_loss(keys: Keys, stage: str, lora: bool) -> Says:
+def _token_loss(run: LlamaFactory) -> Says:
+    keys, stage = run.keys, run.stage
     if stage != "sft":
         yield from keys.passive(
             (*WEIGHTED, "eaft_alpha", "asft_alpha"), f"the stage {stage} does not read it"
         )
-    on = [key for key in WEIGHTED if keys.flag(key) and key not in keys.said]
+    on = [key for key in WEIGHTED if keys.flag(key) and key not in keys.stated]
     for key in on[:1]:
-        if WEIGHTED[key] == "asft" and lora:
+        if WEIGHTED[key] == "asft" and run.lora:
             message = "LLaMA-Factory makes no reference for `use_asft_loss` with adapters, and stops"
             yield keys.refuse(key, E1145, message, "finetuning_type: full")
         yield from losses.weighted(keys, key, WEIGHTED[key])
@@ -196,7 +237,7 @@ def _token_loss(keys: Keys, stage: str, lora: bool) -> Says:
     yield from keys.passive(WEIGHTED, "off")
 
 
-def _muon(keys: Keys, lora: bool) -> Rule[str]:
+def _muon(keys: Keys, lora: bool) -> Statements[str]:
     """Return the key that selects Muon, "" if the run has another optimizer."""
     if lora:
         yield keys.learned("use_muon", OFF, "recipec's muon does not train adapters")
@@ -207,11 +248,12 @@ def _muon(keys: Keys, lora: bool) -> Rule[str]:
     return "use_muon"
 
 
-def _undivided(keys: Keys) -> Says:
+def _undivided(run: LlamaFactory) -> Says:
     """Correct what the run says of batches and clipping for asft.
 
     LLaMA-Factory adds up the means of its micro-batches, and transformers does not divide a custom loss.
     """
+    keys = run.keys
     ledger, count = keys.ledger, keys.integer("gradient_accumulation_steps") or 1
     if ledger.value("train.loss_type") != "asft":
         return
@@ -224,12 +266,14 @@ def _undivided(keys: Keys) -> Says:
         yield keys.amend(path, Verdict.APPROXIMATED, note)
 
 
-def _method(keys: Keys) -> Rule[str]:
+def _method(run: LlamaFactory) -> Says:
+    keys = run.keys
     method = keys.text("finetuning_type") or "lora"
     if method not in ("lora", "full", "freeze"):
         message = f"`finetuning_type: {method}` has no counterpart: recipes have lora, full and freeze"
         yield keys.refuse("finetuning_type", E1149, message, "finetuning_type: lora")
-        return "lora"
+        return
+    run.method, run.lora = method, method == "lora"
     if method != "lora":
         what = (
             "all parameters are trained"
@@ -242,18 +286,15 @@ def _method(keys: Keys) -> Rule[str]:
     yield keys.same("finetuning_type", note="it adds the lora section")
     if not keys.stands("finetuning_type"):
         yield keys.default("finetuning_type", "lora", {})
-    return method
 
 
-def _model(keys: Keys) -> Rule[Model | None]:
-    found = yield from model_names.say_model(keys, "model_name_or_path", "model_revision")
-    if found is None:
-        return None
-    flashes = found.model is None or found.model.family.flash_attention
-    fused = keys.value("flash_attn") in ("fa2", "fa3") and flashes
+def _attention(run: LlamaFactory) -> Says:
+    if run.named is None:
+        return
+    flashes = run.model is None or run.model.family.flash_attention
+    fused = run.keys.value("flash_attn") in ("fa2", "fa3") and flashes
     sets = {"model.attention": "splash" if fused else "dot"}
-    yield keys.same("flash_attn", sets if keys.given("flash_attn") else None)
-    return found.model
+    yield run.keys.same("flash_attn", sets if run.keys.given("flash_attn") else None)
 
 
 def _lora(keys: Keys, model: Model | None) -> Says:
@@ -265,10 +306,7 @@ def _lora(keys: Keys, model: Model | None) -> Says:
     else:
         note = "LLaMA-Factory's default: twice the rank"
         yield keys.default("lora_alpha", 2 * rank, {"lora.alpha": 2 * rank}, note)
-    yield keys.same(
-        "use_rslora", {"lora.rslora": True} if keys.flag("use_rslora") else None, "alpha / sqrt(rank)"
-    )
-    yield keys.same("use_dora", {"lora.kind": "dora"} if keys.flag("use_dora") else None)
+    yield from keys.follow(OF_LORA)
     if keys.flag("pissa_init"):
         iterations = keys.integer("pissa_iter") or -1
         yield keys.say(
@@ -312,7 +350,8 @@ def target_modules(model: Model, names: list[str], freeze_tower: bool = True) ->
     ]
 
 
-def _quantized(keys: Keys, run: Run, model: Model | None) -> Says:
+def _quantized(run: LlamaFactory) -> Says:
+    keys, model = run.keys, run.model
     details = ("quantization_type", "double_quantization", "quantization_method")
     bits = keys.integer("quantization_bit")
     if bits is None or not run.lora:
@@ -338,7 +377,8 @@ def _quantized(keys: Keys, run: Run, model: Model | None) -> Says:
         yield keys.same(name, sets if keys.given(name) else None, "part of lora.quantize")
 
 
-def _dtype(keys: Keys, run: Run) -> Rule[str]:
+def _dtype(run: LlamaFactory) -> Statements[str]:
+    keys = run.keys
     pure = keys.flag("pure_bf16")
     yield keys.same("pure_bf16", {"model.dtype": "bfloat16"} if pure else None)
     if pure or not run.lora:
@@ -346,8 +386,9 @@ def _dtype(keys: Keys, run: Run) -> Rule[str]:
     return "float16" if keys.flag("fp16") else "bfloat16" if keys.flag("bf16") else "auto"
 
 
-def _data(keys: Keys, model: Model | None, stage: str) -> Says:
+def _data(run: LlamaFactory) -> Says:
     """State the keys of `data`."""
+    keys, model, stage = run.keys, run.model, run.stage
     chosen = yield from _chosen(keys, "dataset", "data.train", stage)
     others = yield from _chosen(keys, "eval_dataset", "data.eval", stage)
     chosen = yield from _form(keys, chosen, others, stage)
@@ -377,7 +418,7 @@ E1151 = Code(
 )
 
 
-def _chosen(keys: Keys, key: str, path: str, stage: str) -> Rule[list[DataSet]]:
+def _chosen(keys: Keys, key: str, path: str, stage: str) -> Statements[list[DataSet]]:
     names = _names(keys, key)
     if not names:
         if key == "dataset":
@@ -445,7 +486,7 @@ def _info(keys: Keys) -> tuple[Keys | None, str]:
     return cached, str(folder)
 
 
-def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) -> Rule[list[DataSet]]:
+def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) -> Statements[list[DataSet]]:
     """Set the form of the rows: once for all data sets, or for each if they differ."""
     found = _joined([*chosen, *others])
     for each in found:
@@ -487,10 +528,7 @@ def _mixing(keys: Keys, found: list[DataSet]) -> Says:
     made: list[Any] = [each.source for each in found]
     try:
         weights = [float(share) for share in shares]
-        made = [
-            {**(entry if isinstance(entry, dict) else {"path": entry}), "weight": weight}
-            for entry, weight in zip(made, weights, strict=True)
-        ]
+        made = [rows.with_own(entry, {"weight": weight}) for entry, weight in zip(made, weights, strict=True)]
     except (TypeError, ValueError):
         pass
     note = "recipec draws by weights until it has gone through each source"
@@ -632,7 +670,7 @@ class DataSet:
     columns: conversion.Alpaca | None = None
 
 
-def _data_set(keys: Keys, name: str, folder: str, limit: int | None, stage: str) -> Rule[DataSet]:
+def _data_set(keys: Keys, name: str, folder: str, limit: int | None, stage: str) -> Statements[DataSet]:
     """Read an entry of dataset_info.json, and record each of its keys."""
     source = yield from _source(keys, name, folder, limit)
     columns = yield from _named(keys, "columns", COLUMNS)
@@ -668,7 +706,7 @@ def _joined(found: list[DataSet]) -> list[DataSet]:
     return [replace(each, fields=fields, transform=made) for each in found]
 
 
-def _source(keys: Keys, name: str, folder: str, limit: int | None) -> Rule[Any]:
+def _source(keys: Keys, name: str, folder: str, limit: int | None) -> Statements[Any]:
     hub, file, cloud = (keys.text(key) for key in ("hf_hub_url", "file_name", "cloud_file_name"))
     if hub or cloud:
         place = datasets.Place(f"hf://{hub}") if hub else datasets.place(str(cloud))
@@ -693,7 +731,7 @@ def _source(keys: Keys, name: str, folder: str, limit: int | None) -> Rule[Any]:
     return made if place.path else None
 
 
-def _named(keys: Keys, section: str, defaults: Mapping[str, str]) -> Rule[dict[str, str]]:
+def _named(keys: Keys, section: str, defaults: Mapping[str, str]) -> Statements[dict[str, str]]:
     """Return columns or tags: only the file's if it has any, otherwise LLaMA-Factory's defaults."""
     if not keys.stands(section):
         return dict(defaults)
@@ -818,3 +856,31 @@ setting kt_weight_path kt_expert_checkpoint_path kt_use_lora_experts kt_lora_exp
 setting fp8_backend fp8_enable_fsdp_float8_all_gather -> fp8
 """)
 """Keys for which a row of a table is enough, without transformers' TrainingArguments."""
+
+
+RULES: Sequence[Rule[LlamaFactory]] = (
+    _stage,
+    _method,
+    model("model_name_or_path", "model_revision"),
+    _attention,
+    _optimizer,
+    _launch,
+    training_arguments.placement,
+    _groups,
+    _trained,
+    _quantized,
+    balance("moe_aux_loss_coef", *BALANCED),
+    _data,
+    _token_loss,
+    _training,
+    _undivided,
+    _rows_of_kto,
+    _processes,
+    _order,
+    _memory,
+    _evaluation,
+    _start,
+    tokens("add_special_tokens", "resize_vocab"),
+    follow(KEYS, off=OFF),
+    common(NAME),
+)

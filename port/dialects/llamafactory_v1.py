@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from recipec.compiler.catalog import Model
 from recipec.compiler.wording import listing
-from recipec.port.common import say_common, say_start
+from recipec.port.common import say_start
 from recipec.port.dialects.llamafactory import E1151, LOSSES, own_file, target_modules
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import REASONS, Keys, defaults_of, keys_of, table, words
 from recipec.port.ledger import Ledger, Verdict
 from recipec.port.meaning import (
@@ -16,12 +16,14 @@ from recipec.port.meaning import (
     datasets,
     experts,
     freezing,
-    model_names,
+    rows,
     sharding,
     templates,
     training,
 )
+from recipec.port.meaning.run import Run
 from recipec.port.refusals import E1142, E1143, E1145, E1147, E1149, E1160, E1163
+from recipec.port.rules import common, directory, follow, model
 from recipec.spec.core_schema import flow
 
 NAME = "llamafactory_v1"
@@ -57,6 +59,30 @@ LORA = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "target_modules": "all"}
 MUON: dict[str, Any] = {"wd": 0.1, "momentum": 0.95, "nesterov": True, "ns_steps": 5}
 MUON |= {"adamw_betas": [0.9, 0.95], "adamw_eps": 1e-8}
 """The defaults of LLaMA-Factory's create_muon_optimizer."""
+ADAMW = table("""
+sets -> train.optimizer.name=adamw: torch.optim.AdamW's own settings
+sets -> train.optimizer.b1=0.9: torch.optim.AdamW's own settings
+sets -> train.optimizer.b2=0.999: torch.optim.AdamW's own settings
+sets -> train.optimizer.eps=1e-8: torch.optim.AdamW's own settings
+sets -> train.optimizer.weight_decay=0.01: torch.optim.AdamW's own settings
+""")
+OF_MUON = table("""
+number wd -> train.optimizer.weight_decay
+number momentum -> train.optimizer.momentum
+number adamw_eps -> train.optimizer.eps
+""")
+OF_TRAINING = table("""
+number learning_rate -> train.optimizer.learning_rate
+sets -> train.schedule.name=constant: without lr_scheduler_config the learning rate is constant
+positive max_grad_norm -> train.optimizer.max_grad_norm
+""")
+MEMORY = table("""
+either enable_activation_checkpointing -> remat.policy=decoder/none
+""")
+INTERVALS = table("""
+count save_steps -> checkpoint.every_steps
+count save_total_limit -> checkpoint.keep
+""")
 CONVERTERS = {"alpaca": "instruction", "sharegpt": "chat", "pair": "preference"}
 PAIRS = "LLaMA-Factory's command says what pairs are for, dpo or rm; recipec takes dpo"
 TOGETHER = "recipec truncates each answer with its prompt; LLaMA-Factory truncates a pair as a whole"
@@ -67,29 +93,21 @@ DRAWN = "recipec takes the first rows; LLaMA-Factory draws as many, some of them
 JOINED = "recipec puts a line break between instruction and input; LLaMA-Factory puts nothing"
 
 
-def rules(ledger: Ledger) -> Says:
-    """State what every key becomes."""
+def opened(ledger: Ledger) -> Run:
+    """Return the run of a file."""
     defaults = {**defaults_of(NAME, "args"), "template": "qwen3_nothink"}
-    keys = Keys(ledger, ledger.sources.main, TITLE, defaults)
+    return Run(Keys(ledger, ledger.sources.main, TITLE, defaults))
+
+
+def _kind(run: Run) -> Says:
+    keys = run.keys
     if keys.choice("model_class", ("llm", "cls", "other")) not in (None, "llm"):
         yield keys.refuse("model_class", E1149, "a classifier is not a language model", "model_class: llm")
     yield keys.same("model_class", note="a language model")
-    named = yield from model_names.say_model(keys, "model", "model_revision")
-    model = named.model if named else None
-    adapts = yield from _lora(keys, model)
-    yield from _batch(keys)
-    yield from _optimizer(keys, adapts)
-    yield from _data(keys, model)
-    yield from _precision(keys, adapts)
-    yield from training.directory(keys, "output_dir")
-    for key, target in (("save_steps", "checkpoint.every_steps"), ("save_total_limit", "checkpoint.keep")):
-        if keys.given(key) and (count := keys.integer(key)) and count > 0:
-            yield keys.same(key, {target: count})
-    yield from keys.follow(KEYS, training.OFF)
-    yield from say_common(keys, NAME, training.OFF)
 
 
-def _lora(keys: Keys, model: Model | None) -> Rule[bool]:
+def _lora(run: Run) -> Says:
+    keys = run.keys
     section = keys.below("peft_config", LORA)
     if not keys.mapping("peft_config"):
         yield keys.same("peft_config", {"lora": None}, "full fine-tuning")
@@ -98,28 +116,29 @@ def _lora(keys: Keys, model: Model | None) -> Rule[bool]:
             keys, "quant_config", "peft_config: {name: lora}, or remove quant_config"
         )
         yield keys.same("quant_config", note="not quantized")
-        return False
+        return
     name = section.text("name")
     if name == "freeze":
         yield section.same("name", note="it trains the modules of train.trainable_modules")
-        yield from freezing.say_layers(section, model)
+        yield from freezing.say_layers(section, run.model)
         yield from adapters.refuse_quantized(
             keys, "quant_config", "peft_config: {name: lora}, or remove quant_config"
         )
         yield keys.same("quant_config", note="not quantized")
-        return False
+        return
     if name != "lora":
         message = f"peft_config is of {name or 'no name'}: only lora and freeze have a counterpart"
         yield section.refuse("name", E1149, message, "name: lora")
         freeze = ("trainable_layers", "trainable_modules", "extra_modules")
         yield from section.passive([f"freeze_{key}" for key in freeze], REASONS["method"])
+    run.lora = True
     yield from section.follow(OF_LORA, training.OFF)
     names = section.listed("target_modules") or ["all"]
     spec: str | list[str] = "all-linear" if names == ["all"] else names
-    if model is not None:
-        spec = target_modules(model, names)
+    if run.model is not None:
+        spec = target_modules(run.model, names)
     yield from adapters.say_dropout(
-        section, (yield from adapters.say_targets(section, "target_modules", model, spec))
+        section, (yield from adapters.say_targets(section, "target_modules", run.model, spec))
     )
     yield from say_start(section, "adapter_name_or_path")
     yield keys.sets("lora.dtype", "float32", "PEFT keeps adapters in float32")
@@ -127,7 +146,7 @@ def _lora(keys: Keys, model: Model | None) -> Rule[bool]:
     if keys.mapping("quant_config"):
         bits, kind = quant.integer("quantization_bit"), quant.text("quantization_type") or "nf4"
         try:
-            nested, left = quant.flag("double_quantization"), experts.has_experts(model)
+            nested, left = quant.flag("double_quantization"), experts.has_experts(run.model)
             made = adapters.quantized(bits, kind, nested, left)
         except ValueError as error:
             yield quant.refuse(
@@ -138,21 +157,21 @@ def _lora(keys: Keys, model: Model | None) -> Rule[bool]:
         names = ["name", "quantization_type", "double_quantization", "compute_dtype"]
         yield from quant.passive(names, "part of lora.quantize")
     yield keys.same("quant_config", note="not quantized")
-    return True
 
 
-def _batch(keys: Keys) -> Says:
+def _batch(run: Run) -> Says:
+    keys = run.keys
     dist = keys.below("dist_config")
     shared = max(keys.integer("cp_size") or 1, dist.integer("cp_size") or 1)
     processes = sharding.devices(keys.ledger, sharding.Launch(shared=shared))
     micro = keys.integer("micro_batch_size") or 1
     made = yield from training.say_groups(keys, "cp_size", micro, 1, processes, shared)
-    rows = keys.integer("global_batch_size") or made.rows
-    if rows % made.rows:
-        message = f"a global_batch_size of {rows} is not a multiple of {made.rows} ({made})"
+    total = keys.integer("global_batch_size") or made.rows
+    if total % made.rows:
+        message = f"a global_batch_size of {total} is not a multiple of {made.rows} ({made})"
         yield keys.refuse("global_batch_size", E1145, message, f"global_batch_size: {made.rows}")
     yield keys.say("micro_batch_size", {"train.micro_batch_size": micro})
-    yield keys.same("global_batch_size", {"train.global_batch_size": rows} if rows > 0 else None)
+    yield keys.same("global_batch_size", {"train.global_batch_size": total} if total > 0 else None)
     yield keys.sets("train.loss_normalization", "tokens")
     yield keys.same("cp_size", note=sharding.sharing(shared))
     yield from dist.passive(keys.mapping("dist_config"), sharding.MESH)
@@ -170,28 +189,22 @@ def _batch(keys: Keys) -> Says:
     else:
         yield keys.say("num_train_epochs", {"train.epochs": keys.integer("num_train_epochs")})
         yield keys.same("max_steps", note="whole epochs")
-    yield keys.say("learning_rate", {"train.optimizer.learning_rate": keys.number("learning_rate")})
-    yield keys.sets(
-        "train.schedule.name", "constant", "without lr_scheduler_config the learning rate is constant"
-    )
-    yield keys.say("max_grad_norm", {"train.optimizer.max_grad_norm": keys.number("max_grad_norm") or None})
-    seed = keys.integer("seed")
-    yield keys.same(
-        "seed", {"train.seed": seed, "data.shuffle_seed": seed}, "another random generator: other draws"
-    )
 
 
-def _optimizer(keys: Keys, adapts: bool) -> Says:
+def _seed(run: Run) -> Says:
+    seed = run.keys.integer("seed")
+    sets = {"train.seed": seed, "data.shuffle_seed": seed}
+    yield run.keys.same("seed", sets, "another random generator: other draws")
+
+
+def _optimizer(run: Run) -> Says:
+    keys = run.keys
     section = keys.below("optim_config", MUON)
-    if adapts or keys.mapping("optim_config").get("name") != "muon":
-        adam = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
-        for key, value in adam.items():
-            yield keys.sets(f"train.optimizer.{key}", value, "torch.optim.AdamW's own settings")
+    if run.lora or keys.mapping("optim_config").get("name") != "muon":
+        yield from keys.follow(ADAMW)
         return
     yield section.same("name", {"train.optimizer.name": "muon"})
-    yield section.say("wd", {"train.optimizer.weight_decay": section.number("wd")})
-    yield section.say("momentum", {"train.optimizer.momentum": section.number("momentum")})
-    yield section.say("adamw_eps", {"train.optimizer.eps": section.number("adamw_eps")})
+    yield from section.follow(OF_MUON)
     betas = section.value("adamw_betas")
     if isinstance(betas, list) and len(betas) == 2 and all(isinstance(one, float) for one in betas):
         yield section.say("adamw_betas", {"train.optimizer.b1": betas[0], "train.optimizer.b2": betas[1]})
@@ -206,7 +219,8 @@ def _optimizer(keys: Keys, adapts: bool) -> Says:
     yield keys.same("optim_config")
 
 
-def _data(keys: Keys, model: Model | None) -> Says:
+def _data(run: Run) -> Says:
+    keys, model = run.keys, run.model
     name = keys.text("train_dataset")
     file = keys.ledger.sources.others.get("v1_datasets")
     entries: list[tuple[str, Any]] = []
@@ -283,7 +297,7 @@ def _preferences(keys: Keys) -> Says:
         yield keys.amend("train.micro_batch_size", Verdict.APPROXIMATED, BY_TOKENS)
 
 
-def _described(file: Keys) -> Rule[list[tuple[str, Any]]]:
+def _described(file: Keys) -> Statements[list[tuple[str, Any]]]:
     entries = []
     for name in file.source.data:
         entry = Keys(file.ledger, file.source, TITLE, {"split": "train"}, f"{name}.")
@@ -291,7 +305,7 @@ def _described(file: Keys) -> Rule[list[tuple[str, Any]]]:
     return entries
 
 
-def _entry(keys: Keys) -> Rule[tuple[str, Any]]:
+def _entry(keys: Keys) -> Statements[tuple[str, Any]]:
     made = yield from datasets.given(keys, "path", "path: OWNER/NAME, or a file", None)
     limit, kind = keys.integer("size"), keys.text("converter")
     if kind not in CONVERTERS:
@@ -305,20 +319,37 @@ def _entry(keys: Keys) -> Rule[tuple[str, Any]]:
         "recipec takes all rows once; LLaMA-Factory draws as many rows as the weight says",
     )
     if limit and made is not None:
-        made = {**(made if isinstance(made, dict) else {"path": made}), "limit": limit}
+        made = rows.with_own(made, {"limit": limit})
         yield keys.say("size", {}, DRAWN)
     yield from keys.passive(("path", "source", "split", "size", "weight", "streaming"), "part of data.train")
     return form, made
 
 
-def _precision(keys: Keys, adapts: bool) -> Says:
-    half = keys.flag("bf16") or adapts
+def _precision(run: Run) -> Says:
+    keys = run.keys
+    half = keys.flag("bf16") or run.lora
     yield keys.say("bf16", {"model.dtype": "bfloat16" if half else "float32"})
-    if half and not adapts:
+    if half and not run.lora:
         yield keys.sets(
             "train.optimizer.master_weights", True, "the weights are float32, rounded for each product"
         )
     fused = keys.value("flash_attn") == "flash_attention_2"
     yield keys.same("flash_attn", {"model.attention": "splash"} if fused else None, "the same attention")
-    on = keys.flag("enable_activation_checkpointing")
-    yield keys.say("enable_activation_checkpointing", {"remat.policy": "decoder" if on else "none"})
+
+
+RULES: Sequence[Rule[Run]] = (
+    _kind,
+    model("model", "model_revision"),
+    _lora,
+    _batch,
+    follow(OF_TRAINING),
+    _seed,
+    _optimizer,
+    _data,
+    _precision,
+    follow(MEMORY),
+    directory("output_dir"),
+    follow(INTERVALS),
+    follow(KEYS, off=training.OFF),
+    common(NAME, off=training.OFF),
+)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from recipec.compiler.catalog import Model
 from recipec.compiler.wording import plural
-from recipec.port.common import say_common
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import REASONS, Keys, defaults_of, keys_of, table, tools, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, datasets, experts, model_names, sharding, templates, training
-from recipec.port.meaning.model_names import Named
+from recipec.port.meaning.run import Run
 from recipec.port.names import known
 from recipec.port.refusals import E1142, E1143, E1144, E1149, E1150, E1160, E1163, E1164, E1180
+from recipec.port.rules import common, directory, follow, passive
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.yaml_document import Refused
 
@@ -64,6 +65,21 @@ OF_LORA = table("""
 integer lora_rank -> lora.rank
 number lora_alpha -> lora.alpha
 learned lora_restore_path: training starts from new adapters; lora.start_from starts from others
+""")
+RATE = table("""
+number learning_rate -> train.optimizer.learning_rate
+""")
+OF_ADAMW = table("""
+number adam_b1 -> train.optimizer.b1
+number adam_b2 -> train.optimizer.b2
+number adam_eps -> train.optimizer.eps
+number adam_weight_decay -> train.optimizer.weight_decay
+""")
+CLIPPING = table("""
+positive gradient_clipping_threshold -> train.optimizer.max_grad_norm
+""")
+PERIOD = table("""
+count checkpoint_period -> checkpoint.every_steps
 """)
 GROUPS = {
     "checkpoints": "Checkpointing OrbaxStorage EmergencyCheckpointing",
@@ -118,23 +134,16 @@ ROUNDS = "recipec writes all rounds at once; MaxText writes each round as its ow
 SOONER = "MaxText reaches the last step's learning rate one step sooner"
 
 
-def rules(ledger: Ledger) -> Says:
-    """State what every key becomes."""
+def opened(ledger: Ledger) -> Run:
+    """Return the run of a file.
+
+    Raises:
+        Refused: the file is for another of MaxText's trainers.
+    """
     keys = Keys(ledger, ledger.sources.main, TITLE, _defaults(ledger))
-    _told(keys)
-    named = yield from _model(keys)
-    lora = keys.below("lora", defaults_of(NAME, "LoRA"))
-    adapts = lora.flag("enable_lora")
-    yield from _lora(keys, lora, named.model if named else None)
-    yield from _batch(keys)
-    yield from _data(keys, named)
-    yield from _length(keys)
-    yield from _optimizer(keys)
-    yield from _precision(keys, adapts)
-    yield from _bookkeeping(keys)
-    yield from keys.follow(KEYS, training.OFF)
-    yield from _rest(keys)
-    yield from say_common(keys, NAME, training.OFF)
+    keys.below("lora", defaults_of(NAME, "LoRA"))
+    _refuse_others(keys)
+    return Run(keys)
 
 
 def _defaults(ledger: Ledger) -> dict[str, Any]:
@@ -144,7 +153,8 @@ def _defaults(ledger: Ledger) -> dict[str, Any]:
     return made if base == "base.yml" else {**made, **defaults_of(NAME, "sft")}
 
 
-def _told(keys: Keys) -> None:
+def _refuse_others(keys: Keys) -> None:
+    """Refuse a run of another of MaxText's trainers."""
     switched = [key for key in OTHERS if key.startswith("use_") and keys.flag(key)]
     sections = [key for key in OTHERS if not key.startswith("use_") and keys.mapping(key)]
     found = next(iter([*switched, *sections]), None)
@@ -158,16 +168,17 @@ def _told(keys: Keys) -> None:
     raise Refused(Diagnostic(E1149, message, key, help, keys.source.place(key)))
 
 
-def _model(keys: Keys) -> Rule[Named | None]:
+def _model(run: Run) -> Says:
     """State MaxText's name of a model. A converted checkpoint is assumed to equal the hub's weights."""
+    keys = run.keys
     name = keys.text("model_name")
     if name in (None, "default"):
         yield keys.refuse("model_name", E1144, "the file names no model", "--set model_name=qwen3-8b")
-        return None
+        return
     ids = {**defaults_of(NAME, "models"), **known(NAME, "names")}
     tokenizer = keys.text("tokenizer_path") or ""
     hub = tokenizer if re.fullmatch(r"[\w.-]+/[\w.-]+", tokenizer) and "tokenizer" not in tokenizer else ""
-    named = model_names.resolve(ids.get(str(name)) or hub or str(name), keys.source.path.parent)
+    run.named = named = model_names.resolve(ids.get(str(name)) or hub or str(name), keys.source.path.parent)
     yield keys.same("model_name", {"model.id": named.id}, named.note or "MaxText's name for the model")
     path = _bare(keys.text("load_parameters_path") or "")
     if path and not any(_bare(one) in path for one in (str(name), named.id.rpartition("/")[2])):
@@ -183,7 +194,6 @@ def _model(keys: Keys) -> Rule[Named | None]:
         yield keys.refuse(
             "use_multimodal", E1150, "a run on images, which recipec does not read", "use_multimodal: false"
         )
-    return named
 
 
 def _bare(text: str) -> str:
@@ -202,8 +212,10 @@ def _balance(keys: Keys, name: str, model: Model | None) -> Says:
         yield keys.say(key, {experts.AUX: weight}, BALANCED)
 
 
-def _lora(keys: Keys, lora: Keys, model: Model | None) -> Says:
-    if not lora.flag("enable_lora"):
+def _lora(run: Run) -> Says:
+    keys, lora = run.keys, run.section("lora")
+    run.lora = lora.flag("enable_lora")
+    if not run.lora:
         yield from lora.passive(keys_of(NAME, "LoRA"), "enable_lora is off")
         yield keys.sets("lora", None, "full fine-tuning")
         return
@@ -211,7 +223,7 @@ def _lora(keys: Keys, lora: Keys, model: Model | None) -> Says:
     yield from lora.follow(OF_LORA, training.OFF)
     path = lora.text("lora_module_path") or ""
     attention = [name for name in PROJECTIONS if "attention" in PROJECTIONS[name]]
-    targets = attention if experts.has_experts(model) else list(PROJECTIONS)
+    targets = attention if experts.has_experts(run.model) else list(PROJECTIONS)
     if path:
         try:
             targets = [name for name in PROJECTIONS if _targeted(path, PROJECTIONS[name])]
@@ -236,8 +248,9 @@ def _targeted(path: str, module: str) -> bool:
     return any(re.fullmatch(path, f"{layer}/{each}/{name}") for layer in layers for each in blocks)
 
 
-def _batch(keys: Keys) -> Says:
+def _batch(run: Run) -> Says:
     """State the rows of a step, counted over all devices, including devices that share a row."""
+    keys = run.keys
     devices, tp = yield from _mesh(keys)
     per_device = keys.number("per_device_batch_size") or 1.0
     accumulation = keys.integer("gradient_accumulation_steps") or 1
@@ -262,7 +275,7 @@ def _batch(keys: Keys) -> Says:
     yield keys.say("remat_policy", {"remat.policy": REMAT.get(str(keys.value("remat_policy")), "decoder")})
 
 
-def _mesh(keys: Keys) -> Rule[tuple[int, int]]:
+def _mesh(keys: Keys) -> Statements[tuple[int, int]]:
     """State the keys NETWORK_AXIS_parallelism, and set `mesh.axes` if the files also split products (tp).
 
     Returns:
@@ -289,7 +302,8 @@ def _mesh(keys: Keys) -> Rule[tuple[int, int]]:
     return devices, tp if carried else 1
 
 
-def _data(keys: Keys, named: Named | None) -> Says:
+def _data(run: Run) -> Says:
+    keys = run.keys
     kind = keys.choice("dataset_type", ("hf", "grain", "tfds", "synthetic", "c4_mlperf", "olmo_grain"))
     where = "hf_path" if kind == "hf" else "grain_train_files"
     name, files = keys.text(where), keys.text("hf_train_files") if kind == "hf" else None
@@ -318,7 +332,7 @@ def _data(keys: Keys, named: Named | None) -> Says:
             yield keys.same(key, {"data.eval": [other]})
             yield keys.same("eval_interval", {"train.eval_every": every})
     yield keys.same("eval_interval", note=REASONS["evaluation"])
-    yield from _rows(keys, named)
+    yield from _rows(keys, run.model)
     yield from datasets.length(keys, "max_target_length")
     on = keys.flag("packing")
     yield keys.say("packing", {"data.packing": on})
@@ -326,7 +340,7 @@ def _data(keys: Keys, named: Named | None) -> Says:
     yield keys.same("data_shuffle_seed", {"data.shuffle_seed": seed}, STREAM)
 
 
-def _rows(keys: Keys, named: Named | None) -> Says:
+def _rows(keys: Keys, model: Model | None) -> Says:
     """State the form of the rows, by the columns that are read, and which tokens are trained on."""
     columns = keys.value("train_data_columns")
     parts = columns if isinstance(columns, list) else str(columns).split(",")
@@ -350,12 +364,13 @@ def _rows(keys: Keys, named: Named | None) -> Says:
     if text or path:
         key = "chat_template" if text else "chat_template_path"
         yield keys.say(key, {"data.chat_template": text or path})
-    elif named and named.model is not None and "model.tokenizer" not in keys.ledger.lines:
-        yield from templates.say_own(keys, named.model)
+    elif model is not None and "model.tokenizer" not in keys.ledger.lines:
+        yield from templates.say_own(keys, model)
     yield from keys.passive(("chat_template", "chat_template_path"), "the tokenizer's own")
 
 
-def _length(keys: Keys) -> Says:
+def _length(run: Run) -> Says:
+    keys = run.keys
     steps, whole = keys.integer("steps") or 0, keys.integer("learning_rate_schedule_steps") or -1
     steps = whole if steps == -1 else steps
     epochs = keys.integer("num_epoch") or 1
@@ -388,29 +403,32 @@ def _length(keys: Keys) -> Says:
     )
 
 
-def _optimizer(keys: Keys) -> Says:
+def _optimizer(run: Run) -> Says:
+    keys = run.keys
     name = str(keys.value("opt_type"))
     found = training.ADAMW if name == "adam_pax" else training.optimizer_of(name)
     yield from training.say_optimizer(keys, "opt_type", name, found, "adamw")
-    yield keys.say("learning_rate", {"train.optimizer.learning_rate": keys.number("learning_rate")})
+    yield from keys.follow(RATE)
     if found.name == "adamw":
-        for key, target in (("b1", "b1"), ("b2", "b2"), ("eps", "eps"), ("weight_decay", "weight_decay")):
-            yield keys.say(f"adam_{key}", {f"train.optimizer.{target}": keys.number(f"adam_{key}")})
+        yield from keys.follow(OF_ADAMW)
     else:
         yield keys.sets("train.optimizer.weight_decay", 0.0, "optax.sgd does not have this setting")
     yield from keys.passive(
         ("adam_b1", "adam_b2", "adam_eps", "adam_weight_decay"), f"{found.name} does not have this setting"
     )
-    norm = keys.number("gradient_clipping_threshold") or None
-    yield keys.say("gradient_clipping_threshold", {"train.optimizer.max_grad_norm": norm})
-    yield keys.same("init_weights_seed", {"train.seed": keys.integer("init_weights_seed")}, "other draws")
 
 
-def _precision(keys: Keys, adapts: bool) -> Says:
+def _seed(run: Run) -> Says:
+    seed = run.keys.integer("init_weights_seed")
+    yield run.keys.same("init_weights_seed", {"train.seed": seed}, "other draws")
+
+
+def _precision(run: Run) -> Says:
+    keys = run.keys
     kinds = ("bfloat16", "float32")
     dtype, weights = keys.choice("dtype", kinds) or kinds[0], keys.choice("weight_dtype", kinds) or kinds[1]
     yield keys.say("dtype", {"model.dtype": dtype})
-    if adapts:
+    if run.lora:
         yield keys.say("weight_dtype", {"lora.dtype": weights})
     elif dtype == "bfloat16":
         yield keys.say("weight_dtype", {"train.optimizer.master_weights": weights == "float32"})
@@ -419,21 +437,37 @@ def _precision(keys: Keys, adapts: bool) -> Says:
     yield keys.same("attention", {"model.attention": attention} if attention else None, "the same attention")
 
 
-def _bookkeeping(keys: Keys) -> Says:
-    yield from training.directory(keys, "base_output_directory")
-    if (every := keys.integer("checkpoint_period")) and keys.given("checkpoint_period"):
-        yield keys.same("checkpoint_period", {"checkpoint.every_steps": every})
+def _logs(run: Run) -> Says:
+    keys = run.keys
     if keys.flag("enable_wandb"):
         yield keys.same("enable_wandb", {training.PROJECT: keys.text("wandb_project_name")}, "a log")
     if keys.given("enable_tensorboard") and keys.flag("enable_tensorboard"):
         yield keys.same("enable_tensorboard", {"train.log.tensorboard": True}, "a log")
 
 
-def _rest(keys: Keys) -> Says:
-    """State the keys of groups that affect no number. Other keys belong to the model, or have no effect."""
-    for word, groups in GROUPS.items():
-        yield from keys.passive(keys_of(NAME, *groups.split()), REASONS[word])
-    yield from keys.below("dpo").passive(keys_of(NAME, "DPO"), REASONS["method"])
+def _shape(run: Run) -> Says:
+    """Refuse other keys, which belong to the model, or have no effect."""
     shape = "the model's name and its config.json decide it"
-    for key in [key for key in keys.defaults if not key.startswith("lora")]:
-        yield keys.learned(key, (*training.OFF, keys.defaults[key]), shape)
+    for key in [key for key in run.keys.defaults if not key.startswith("lora")]:
+        yield run.keys.learned(key, (*training.OFF, run.keys.defaults[key]), shape)
+
+
+RULES: Sequence[Rule[Run]] = (
+    _model,
+    _lora,
+    _batch,
+    _data,
+    _length,
+    _optimizer,
+    follow(CLIPPING),
+    _seed,
+    _precision,
+    directory("base_output_directory"),
+    follow(PERIOD),
+    _logs,
+    follow(KEYS, off=training.OFF),
+    *(passive(keys_of(NAME, *groups.split()), REASONS[word]) for word, groups in GROUPS.items()),
+    passive(keys_of(NAME, "DPO"), REASONS["method"], "dpo"),
+    _shape,
+    common(NAME, off=training.OFF),
+)

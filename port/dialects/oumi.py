@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from recipec.compiler.catalog import Model
 from recipec.port.common import say_common
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import Keys, defaults_of, keys_of, table, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import (
@@ -18,17 +19,15 @@ from recipec.port.meaning import (
     losses,
     model_names,
     rows,
-    sharding,
     templates,
     training,
     training_arguments,
 )
-from recipec.port.meaning.adapters import Chosen
-from recipec.port.meaning.model_names import Named
 from recipec.port.meaning.rows import CHAT, Rows
+from recipec.port.meaning.run import Run
 from recipec.port.meaning.sharding import Launch
-from recipec.port.meaning.training_arguments import Run
 from recipec.port.refusals import E1142, E1143, E1145, E1147, E1149, E1150, E1160
+from recipec.port.rules import common, follow, mappings
 
 NAME = "oumi"
 TITLE = "oumi"
@@ -60,6 +59,9 @@ padding label_ignore_index
 method grpo gkd gold reward_functions reward_function_kwargs verl_config_overrides
 part lr_scheduler_kwargs
 exact sgd_momentum: only sgd reads it
+""")
+LOGS = table("""
+flag enable_tensorboard -> train.log.tensorboard
 """)
 OF_LORA = table("""
 integer lora_r -> lora.rank
@@ -133,47 +135,40 @@ OWN = words(
 IMAGES = words("hf_vision vl_sft vision_language_jsonl vision_dpo_jsonl coco_captions mnist_sft")
 
 
-def rules(ledger: Ledger) -> Says:
-    """State what every key becomes."""
+@dataclass
+class Oumi(Run):
+    """A run of oumi.
+
+    Attributes:
+        trainer: oumi's name of the trainer, in lower case.
+        trl: the keys of `training.trainer_kwargs`, which are TRL's.
+    """
+
+    trainer: str = "hf"
+    trl: Keys = field(init=False)
+
+
+def opened(ledger: Ledger) -> Oumi:
+    """Return the run of a file."""
     keys = Keys(ledger, ledger.sources.main, TITLE)
-    yield from keys.mappings(("model", "data", "training", "peft", "fsdp", "deepspeed"))
-    given = {"trainer_type": "HF", "mixed_precision_dtype": "NONE"}
-    run = keys.below("training", {**defaults_of(NAME, "training"), **given})
-    model = keys.below("model", defaults_of(NAME, "model"))
-    kind = yield from _trainer(run)
-    objective = TRAINERS.get(kind, "sft")
-    if objective != "sft":
-        yield keys.sets("train.objective", objective, f"training.trainer_type is {kind.upper()}")
-    named = yield from _model(model)
-    launch = _launch(keys)
-    peft = keys.below("peft", {**defaults_of(NAME, "peft"), "lora_init_weights": "default"})
-    chosen = yield from _lora(run, peft, named, kind)
-    inner = Keys(ledger, keys.source, "TRL", defaults_of("trl", objective), "training.trainer_kwargs.")
-    yield from _data(keys, run, inner, named, kind)
-    if objective == "dpo":
-        yield inner.say("beta", {"train.beta": inner.number("beta")})
-        if run.flag("use_peft") and inner.flag("disable_dropout"):
-            yield inner.say("disable_dropout", {"lora.dropout": 0.0})
-            yield peft.same("lora_dropout", note="disable_dropout sets it to zero")
-        yield from losses.dpo(inner)
-        yield from inner.follow(losses.OF_PREFERENCES)
-    elif kind == "trl_sft":
-        yield from losses.supervised(inner)
-    if run.flag("use_peft") and "lora.dropout" not in ledger.lines:
-        yield from adapters.say_dropout(peft, chosen)
-    yield from _run(run, model, launch, kind)
-    for section, rules in (("fsdp", OF_FSDP), ("deepspeed", OF_DEEPSPEED)):
-        yield from keys.below(section).follow(rules)
-    yield from model.follow(OF_MODEL)
-    yield from run.follow(OF_TRAINING)
-    yield from peft.follow(adapters.FEATURES)
-    yield from say_common(inner, "trl", training.OFF)
-    yield run.same("trainer_kwargs", note="empty")
-    for each in (model, run, peft):
-        yield from say_common(each, NAME, training.OFF)
+    usual = {"trainer_type": "HF", "mixed_precision_dtype": "NONE"}
+    keys.below("training", {**defaults_of(NAME, "training"), **usual})
+    keys.below("model", defaults_of(NAME, "model"))
+    keys.below("peft", {**defaults_of(NAME, "peft"), "lora_init_weights": "default"})
+    return Oumi(keys, optim="optimizer")
 
 
-def _trainer(run: Keys) -> Rule[str]:
+def _objective(run: Oumi) -> Says:
+    run.trainer = yield from _trainer(run.section("training"))
+    run.objective = TRAINERS.get(run.trainer, "sft")
+    if run.objective != "sft":
+        why = f"training.trainer_type is {run.trainer.upper()}"
+        yield run.keys.sets("train.objective", run.objective, why)
+    defaults = defaults_of("trl", run.objective)
+    run.trl = Keys(run.ledger, run.keys.source, "TRL", defaults, "training.trainer_kwargs.")
+
+
+def _trainer(run: Keys) -> Statements[str]:
     kind = str(run.value("trainer_type")).lower()
     if kind not in TRAINERS:
         message = f"oumi's trainer {kind.upper()} has no counterpart: recipes train like TRL_SFT and TRL_DPO"
@@ -184,14 +179,15 @@ def _trainer(run: Keys) -> Rule[str]:
     return kind
 
 
-def _model(keys: Keys) -> Rule[Named | None]:
-    named = yield from model_names.say_model(keys, "model_name", "model_revision")
+def _model(run: Oumi) -> Says:
+    keys = run.section("model")
+    run.named = yield from model_names.say_model(keys, "model_name", "model_revision")
     yield from model_names.say_flash(keys)
     if (tokenizer := keys.text("tokenizer_name")) is not None:
         yield keys.say("tokenizer_name", {"model.tokenizer": tokenizer})
     yield keys.same("tokenizer_name", note="the model's own")
     template = keys.text("chat_template")
-    made = templates.of("oumi", template, named.model if named else None)
+    made = templates.of("oumi", template, run.model)
     if made.known:
         yield keys.say("chat_template", made.sets, made.note)
     elif template not in (None, "auto"):
@@ -202,7 +198,6 @@ def _model(keys: Keys) -> Rule[Named | None]:
             "chat_template", E1147, message, "--set model.chat_template=auto takes the tokenizer's"
         )
     yield keys.same("chat_template", note="the tokenizer's own template")
-    return named
 
 
 def _launch(keys: Keys) -> Launch:
@@ -212,31 +207,32 @@ def _launch(keys: Keys) -> Launch:
     return replace(launch, mixed_precision=precision)
 
 
-def _lora(run: Keys, keys: Keys, named: Named | None, kind: str) -> Rule[Chosen | None]:
-    if not run.flag("use_peft"):
-        yield run.say("use_peft", {"lora": None}, "" if run.given("use_peft") else "full fine-tuning")
-        yield run.same("use_peft", note="full fine-tuning")
+def _lora(run: Oumi) -> Says:
+    keys, training, model = run.section("peft"), run.section("training"), run.model
+    run.lora = training.flag("use_peft")
+    if not run.lora:
+        note = "" if training.given("use_peft") else "full fine-tuning"
+        yield training.say("use_peft", {"lora": None}, note)
+        yield training.same("use_peft", note="full fine-tuning")
         yield from adapters.refuse_quantized(keys, "q_lora", "training.use_peft: true, or remove peft.q_lora")
         yield from keys.unused(keys_of(NAME, "peft"), "training.use_peft is off")
-        return None
-    yield run.same("use_peft", note="it adds the lora section")
+        return
+    yield training.same("use_peft", note="it adds the lora section")
     yield from keys.follow(OF_LORA)
-    model = named.model if named else None
     spec: Any = keys.texts("lora_target_modules")
     spec = "all-linear" if spec == ["all-linear"] else spec
     excluded = "|".join(f"({one})" for one in keys.listed("lora_exclude_modules"))
     parameters = keys.listed("lora_target_parameters")
-    chosen = yield from adapters.say_targets(
+    run.chosen = yield from adapters.say_targets(
         keys, "lora_target_modules", model, spec, exclude=excluded or None, parameters=parameters
     )
-    yield from adapters.say_parameters(keys, "lora_target_parameters", chosen)
+    yield from adapters.say_parameters(keys, "lora_target_parameters", run.chosen)
     start = str(keys.value("lora_init_weights")).lower()
     yield from adapters.say_init(keys, "lora_init_weights", INITS.get(start, start))
-    yield from _quantized(keys, model, kind)
-    return chosen
+    yield from _quantized(keys, model, run.trainer)
 
 
-def _quantized(keys: Keys, model: Any, kind: str) -> Says:
+def _quantized(keys: Keys, model: Model | None, kind: str) -> Says:
     yield keys.sets("lora.dtype", "float32", "PEFT keeps adapters in float32")
     details = ("q_lora_bits", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_compute_dtype")
     if not keys.flag("q_lora"):
@@ -264,11 +260,12 @@ def _quantized(keys: Keys, model: Any, kind: str) -> Says:
         yield keys.sets("lora.dtype", "bfloat16", "TRL trains bfloat16 adapters on a quantized base model")
 
 
-def _data(keys: Keys, run: Keys, inner: Keys, named: Named | None, kind: str) -> Says:
+def _data(run: Oumi) -> Says:
+    keys, inner, kind = run.keys, run.trl, run.trainer
     data = keys.below("data")
     yield from data.mappings(("train", "validation", "test"))
     split = data.below("train", defaults_of(NAME, "split"))
-    evaluates = yield from training_arguments.evaluation(run)
+    evaluates = yield from training_arguments.evaluation(run.section("training"))
     made, found, plain = yield from _sources(split, "data.train", inner, kind)
     held = data.below("validation", defaults_of(NAME, "split"))
     others: tuple[list[Any], list[Rows], str | None] = ([], [], None)
@@ -287,8 +284,8 @@ def _data(keys: Keys, run: Keys, inner: Keys, named: Named | None, kind: str) ->
     yield from _loss(split, inner, str(keys.ledger.value("data.format")), bool(found))
     yield from _packing(split, inner, form)
     own = keys.below("model").text("chat_template") in (None, "auto")
-    if own and named is not None and named.model is not None and form is not None and form.format == "chat":
-        yield from templates.say_own(keys, named.model)
+    if own and run.model is not None and form is not None and form.format == "chat":
+        yield from templates.say_own(keys, run.model)
     yield from _length(keys.below("model"), inner, kind, found, split)
     yield from split.follow(OF_SPLIT)
     if made:
@@ -298,7 +295,7 @@ def _data(keys: Keys, run: Keys, inner: Keys, named: Named | None, kind: str) ->
 Read = tuple[list[Any], list[Rows]]
 
 
-def _form(split: Keys, train: Read, held: Read) -> Rule[Rows | None]:
+def _form(split: Keys, train: Read, held: Read) -> Statements[Rows | None]:
     """Set the form of the rows. Conversations with different columns are set for each source."""
     (sources, found), (others, alike) = train, held
     forms = [*found, *alike]
@@ -314,7 +311,7 @@ def _form(split: Keys, train: Read, held: Read) -> Rule[Rows | None]:
 
 def _sources(
     split: Keys, path: str, inner: Keys, kind: str
-) -> Rule[tuple[list[Any], list[Rows], str | None]]:
+) -> Statements[tuple[list[Any], list[Rows], str | None]]:
     """Return a split's data sets, the forms of their rows, and the first data set that TRL itself reads."""
     entries = split.value("datasets")
     if not isinstance(entries, list) or not entries or not all(isinstance(one, dict) for one in entries):
@@ -338,7 +335,7 @@ def _sources(
     return sources, found, plain
 
 
-def _source(keys: Keys, kind: str) -> Rule[tuple[Any, Rows | None]]:
+def _source(keys: Keys, kind: str) -> Statements[tuple[Any, Rows | None]]:
     name, folder = keys.text("dataset_name"), keys.text("dataset_path")
     inner = keys.below("dataset_kwargs")
     if name in IMAGES or inner.given("processor_name") or inner.given("image_column"):
@@ -369,7 +366,7 @@ def _source(keys: Keys, kind: str) -> Rule[tuple[Any, Rows | None]]:
     )
     share = keys.number("mixture_proportion")
     if share is not None:
-        made = {**(made if isinstance(made, dict) else {"path": made}), "weight": share}
+        made = rows.with_own(made, {"weight": share})
         yield keys.say(
             "mixture_proportion", {}, "recipec draws by weights until it has gone through each source"
         )
@@ -377,7 +374,7 @@ def _source(keys: Keys, kind: str) -> Rule[tuple[Any, Rows | None]]:
     return made, what
 
 
-def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Rule[Rows | None]:
+def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Statements[Rows | None]:
     """Return what oumi's class for a data set makes of a row, or None if TRL reads the columns."""
     only = inner.flag("assistant_only")
     yield from inner.passive(("hf_dataset_path", "dataset_name_override", "limit"), "part of data.train")
@@ -423,6 +420,21 @@ def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Rule[Row
         )
     yield keys.same("dataset_kwargs", note="empty")
     return what
+
+
+def _losses(run: Oumi) -> Says:
+    keys, training = run.trl, run.section("training")
+    if run.objective == "dpo":
+        yield from keys.follow(losses.OF_ALL)
+        if training.flag("use_peft") and keys.flag("disable_dropout"):
+            yield keys.say("disable_dropout", {"lora.dropout": 0.0})
+            yield run.section("peft").same("lora_dropout", note="disable_dropout sets it to zero")
+        yield from losses.dpo(keys)
+        yield from keys.follow(losses.OF_PREFERENCES)
+    elif run.trainer == "trl_sft":
+        yield from losses.supervised(keys)
+    if training.flag("use_peft") and "lora.dropout" not in run.ledger.lines:
+        yield from adapters.say_dropout(run.section("peft"), run.chosen)
 
 
 def _loss(split: Keys, inner: Keys, form: str, tokenized: bool) -> Says:
@@ -475,9 +487,10 @@ def _length(model: Keys, inner: Keys, kind: str, found: list[Rows], split: Keys)
         yield from datasets.length(inner, "max_length")
 
 
-def _run(run: Keys, model: Keys, launch: Launch, kind: str) -> Says:
-    mixed = str(run.value("mixed_precision_dtype")).lower()
-    run.defaults = {**run.defaults, "bf16": mixed == "bf16", "fp16": mixed == "fp16"}
+def _training(run: Oumi) -> Says:
+    section, model, kind = run.section("training"), run.section("model"), run.trainer
+    mixed = str(section.value("mixed_precision_dtype")).lower()
+    section.defaults = {**section.defaults, "bf16": mixed == "bf16", "fp16": mixed == "fp16"}
     dtype = str(model.value("torch_dtype_str"))
     kinds = {"bf16": "bfloat16", "f32": "float32", "float": "float32", "f16": "float16", "half": "float16"}
     dtype = kinds.get(dtype, dtype)
@@ -487,31 +500,54 @@ def _run(run: Keys, model: Keys, launch: Launch, kind: str) -> Says:
         )
     if mixed in ("bf16", "fp16") and dtype != "float32":
         message = f"mixed precision with weights in {dtype}: oumi requires float32"
-        yield run.refuse("mixed_precision_dtype", E1145, message, "torch_dtype_str: float32")
-    if run.given("warmup_steps") and run.given("warmup_ratio"):
+        yield section.refuse("mixed_precision_dtype", E1145, message, "torch_dtype_str: float32")
+    if section.given("warmup_steps") and section.given("warmup_ratio"):
         message = "warmup_steps and warmup_ratio exclude each other"
-        yield run.refuse("warmup_ratio", E1145, message, "keep one of them")
-    what = Run(run.flag("use_peft"), run.number("learning_rate") or 0.0, "optimizer")
-    yield from training_arguments.say_run(run, what, launch, sharding.DeepSpeed(), dtype)
-    note = (
-        "" if run.ledger.value("model.dtype") != "bfloat16" or dtype != "float16" else training_arguments.HALF
-    )
-    yield model.say("torch_dtype_str", {"model.dtype": run.ledger.value("model.dtype")}, note)
-    yield run.same("mixed_precision_dtype", note="part of model.dtype")
-    if run.ledger.value("train.optimizer.name") == "sgd":
-        yield run.say("sgd_momentum", {"train.optimizer.momentum": run.number("sgd_momentum") or 0.0})
+        yield section.refuse("warmup_ratio", E1145, message, "keep one of them")
+    run.learning_rate = section.number("learning_rate") or 0.0
+    run.launch = _launch(run.keys)
+    yield from training_arguments.say_run(run, section, dtype)
+    computes = run.ledger.value("model.dtype")
+    halved = computes == "bfloat16" and dtype == "float16"
+    yield model.say("torch_dtype_str", {"model.dtype": computes}, training_arguments.HALF if halved else "")
+    yield section.same("mixed_precision_dtype", note="part of model.dtype")
+    if section.ledger.value("train.optimizer.name") == "sgd":
+        yield section.say("sgd_momentum", {"train.optimizer.momentum": section.number("sgd_momentum") or 0.0})
     if kind == "oumi":
-        yield run.sets(
+        yield section.sets(
             "train.loss_normalization", "micro_batches", "oumi's loop takes the mean of each micro-batch"
         )
-    yield from training_arguments.memory(run, launch, "enable_gradient_checkpointing")
-    yield run.say("enable_tensorboard", {"train.log.tensorboard": run.flag("enable_tensorboard")})
-    if run.flag("enable_wandb"):
+    yield from training_arguments.memory(run, section, "enable_gradient_checkpointing")
+    yield from section.follow(LOGS)
+    if section.flag("enable_wandb"):
         project = "oumi" if kind == "oumi" else "huggingface"
-        yield run.say(
+        yield section.say(
             "enable_wandb", {training.PROJECT: project}, f"WANDB_PROJECT, or else `{project}`, as in recipec"
         )
-    yield run.same("enable_wandb", note="off")
-    if run.given("enable_mlflow") and run.flag("enable_mlflow"):
-        yield run.say("enable_mlflow", {training.EXPERIMENT: "Default"}, training.BY_MLFLOW)
-    yield from training_arguments.bookkeeping(run)
+    yield section.same("enable_wandb", note="off")
+    if section.given("enable_mlflow") and section.flag("enable_mlflow"):
+        yield section.say("enable_mlflow", {training.EXPERIMENT: "Default"}, training.BY_MLFLOW)
+    yield from training_arguments.bookkeeping(section)
+
+
+def _kwargs(run: Oumi) -> Says:
+    yield from say_common(run.trl, "trl", training.OFF)
+    yield run.section("training").same("trainer_kwargs", note="empty")
+
+
+RULES: Sequence[Rule[Oumi]] = (
+    mappings("model", "data", "training", "peft", "fsdp", "deepspeed"),
+    _objective,
+    _model,
+    _lora,
+    _data,
+    _losses,
+    _training,
+    follow(OF_FSDP, "fsdp"),
+    follow(OF_DEEPSPEED, "deepspeed"),
+    follow(OF_MODEL, "model"),
+    follow(OF_TRAINING, "training"),
+    follow(adapters.FEATURES, "peft"),
+    _kwargs,
+    common(NAME, "model", "training", "peft", off=training.OFF),
+)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from recipec.compiler.catalog import entries
+from recipec.compiler.catalog import Model, entries
 from recipec.compiler.wording import listing
-from recipec.port.common import say_common, say_start, say_tokens
-from recipec.port.engine import Rule, Says
+from recipec.port.common import say_start
+from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import Keys, defaults_of, keys_of, table, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import (
@@ -29,10 +29,10 @@ from recipec.port.meaning import (
 )
 from recipec.port.meaning.model_names import Named
 from recipec.port.meaning.rows import Rows
-from recipec.port.meaning.sharding import Launch
-from recipec.port.meaning.training_arguments import Run
+from recipec.port.meaning.run import Run
 from recipec.port.names import known
 from recipec.port.refusals import E1142, E1143, E1146, E1147, E1149, E1160, E1180
+from recipec.port.rules import balance, common, follow, passive, tokens
 from recipec.runtime.training.objectives import OBJECTIVES
 
 NAME = "swift"
@@ -120,15 +120,19 @@ answers. AlpacaZhPreprocessor also removes a word from the beginning of inputs."
 HUB = "use_hf is off, so ms-swift reads ModelScope;"
 
 
-def rules(ledger: Ledger) -> Says:
-    """State what every key becomes."""
-    keys = Keys(ledger, ledger.sources.main, TITLE)
-    objective = yield from _objective(keys)
-    given = {"optim": "adamw_torch_fused", "fp16": False, "bf16": True, "warmup_ratio": None}
-    keys.defaults = {**defaults_of(NAME, "sft"), **given}
-    if objective != "sft":
+def opened(ledger: Ledger) -> Run:
+    """Return the run of a file."""
+    return Run(Keys(ledger, ledger.sources.main, TITLE))
+
+
+def _objective(run: Run) -> Says:
+    keys = run.keys
+    run.objective = yield from _kind(keys)
+    usual = {"optim": "adamw_torch_fused", "fp16": False, "bf16": True, "warmup_ratio": None}
+    keys.defaults = {**defaults_of(NAME, "sft"), **usual}
+    if run.objective != "sft":
         keys.defaults |= {
-            **defaults_of("trl", objective),
+            **defaults_of("trl", run.objective),
             **keys.defaults,
             **defaults_of(NAME, "rlhf"),
             "beta": 0.1,
@@ -136,33 +140,24 @@ def rules(ledger: Ledger) -> Says:
             "train_sampling_strategy": "random",
             **(SIMPO if keys.text("rlhf_type") == "simpo" else {}),
         }
-        yield keys.sets("train.objective", objective, f"rlhf_type is {keys.text('rlhf_type') or objective}")
-    launch, taken = yield from training_arguments.placement(keys, (yield from _launch(keys)))
-    named = yield from _model(keys)
-    run = yield from _lora(keys, named, objective)
-    yield from _data(keys, named, objective)
-    if objective != "sft":
-        yield keys.say("beta", {"train.beta": keys.number("beta")})
-        if objective == "dpo":
-            yield from losses.dpo(keys, words("sigmoid robust"))
-        elif objective == "cpo":
-            yield from losses.cpo(keys)
-        elif objective == "kto":
-            yield from losses.kto(keys)
-    yield from _run(keys, run, launch, taken)
-    yield from experts.say_coefficient(keys, "router_aux_loss_coef", named.model if named else None)
-    yield from _start(keys)
-    yield from keys.follow(KEYS)
-    yield from keys.passive(
-        [key for key in keys.source.data if PRESETS.match(str(key))], "a setting of a method that is off"
-    )
-    yield from say_tokens(keys, "new_special_tokens")
-    yield from say_common(keys, NAME, training.OFF)
-    yield from keys.passive(keys_of(NAME, "rlhf"), "a setting of another rlhf_type")
+        why = f"rlhf_type is {keys.text('rlhf_type') or run.objective}"
+        yield keys.sets("train.objective", run.objective, why)
 
 
-def _start(keys: Keys) -> Says:
+def _preferences(run: Run) -> Says:
+    if run.objective != "sft":
+        yield from run.keys.follow(losses.OF_ALL)
+        yield from losses.preferences(run.keys, run.objective, words("sigmoid robust"))
+
+
+def _presets(run: Run) -> Says:
+    names = [key for key in run.keys.source.data if PRESETS.match(str(key))]
+    yield from run.keys.passive(names, "a setting of a method that is off")
+
+
+def _start(run: Run) -> Says:
     """State the start adapter. For preferences, it is also the reference if ref_adapters equals it."""
+    keys = run.keys
     if keys.flag("resume_only_model") and keys.given("resume_from_checkpoint"):
         yield from say_start(keys, "resume_from_checkpoint", of_base=True)
         yield keys.same(
@@ -170,14 +165,14 @@ def _start(keys: Keys) -> Says:
         )
     alike = keys.given("adapters") and keys.value("adapters") == keys.value("ref_adapters")
     yield from say_start(keys, "adapters", of_base=not alike)
-    if alike and "adapters" in keys.said:
+    if alike and "adapters" in keys.stated:
         yield keys.same(
             "ref_adapters", note="the reference is a copy of the adapter that training starts from"
         )
     yield from keys.follow(OF_RLHF)
 
 
-def _objective(keys: Keys) -> Rule[str]:
+def _kind(keys: Keys) -> Statements[str]:
     kind = keys.text("rlhf_type")
     if kind is None:
         kind = "dpo" if any(keys.given(key) for key in OF_PREFERENCES) else "sft"
@@ -192,7 +187,8 @@ def _objective(keys: Keys) -> Rule[str]:
     return TYPES[kind]
 
 
-def _launch(keys: Keys) -> Rule[Launch]:
+def _launch(run: Run) -> Says:
+    keys = run.keys
     launch = yield from training_arguments.launched(keys)
     count = keys.integer("global_world_size") if keys.given("global_world_size") else None
     if count is not None and count > 0:
@@ -204,19 +200,20 @@ def _launch(keys: Keys) -> Rule[Launch]:
     if keys.given("deepspeed_autotp_size") and (size := keys.integer("deepspeed_autotp_size")):
         shared *= size
     yield keys.same("deepspeed_autotp_size", note="devices that share their rows")
-    return replace(launch, shared=launch.shared * max(shared, 1))
+    run.launch = replace(launch, shared=launch.shared * max(shared, 1))
 
 
-def _model(keys: Keys) -> Rule[Named | None]:
+def _model(run: Run) -> Says:
     """State the model. ModelScope's ids equal those of the Hugging Face hub, or ms-swift lists both."""
+    keys = run.keys
     name = keys.text("model")
     if "flash" in (keys.text("attn_impl") or ""):
         yield keys.same("attn_impl", {"model.attention": "splash"}, "the TPU's fused kernel")
     other = keys_of(NAME, "models").get(name or "")
     if name is None or keys.flag("use_hf") or (other is None and name.startswith((".", "/", "~"))):
-        named = yield from model_names.say_model(keys, "model", "model_revision")
+        run.named = yield from model_names.say_model(keys, "model", "model_revision")
     else:
-        named = model_names.resolve(other[1] if other else name, keys.source.path.parent)
+        run.named = named = model_names.resolve(other[1] if other else name, keys.source.path.parent)
         how = f"ms-swift's id for it is {named.id}" if other else "it uses the same id"
         note = f"{HUB} recipec reads the Hugging Face Hub, where {how}"
         local = named.model is not None and named.id not in entries() and not other
@@ -229,11 +226,11 @@ def _model(keys: Keys) -> Rule[Named | None]:
     if keys.text("task_type") not in (None, "causal_lm"):
         message = f"the task {keys.value('task_type')} has no counterpart: recipec trains language models"
         yield keys.refuse("task_type", E1149, message, "task_type: causal_lm")
-    return named
 
 
-def _lora(keys: Keys, named: Named | None, objective: str) -> Rule[Run]:
+def _lora(run: Run) -> Says:
     """State the adapters' keys. Their default learning rate is ten times that of full fine-tuning."""
+    keys = run.keys
     kind = keys.text("tuner_type") or "lora"
     if kind not in ("lora", "full"):
         yield keys.refuse(
@@ -249,7 +246,7 @@ def _lora(keys: Keys, named: Named | None, objective: str) -> Rule[Run]:
     if rate is None:
         rate = 1e-5 if kind == "full" else 1e-4
         keys.defaults = {**keys.defaults, "learning_rate": rate}
-    run = Run(kind != "full", rate)
+    run.lora, run.learning_rate = kind != "full", rate
     details = (
         "bnb_4bit_quant_type",
         "bnb_4bit_use_double_quant",
@@ -269,12 +266,12 @@ def _lora(keys: Keys, named: Named | None, objective: str) -> Rule[Run]:
         )
         own = [key for key in keys_of(NAME, "sft") if key.startswith("lora_")]
         yield from keys.passive((*own, *off, *details, "use_rslora", "use_dora"), "tuner_type is full")
-        return run
+        return
     yield from keys.follow(OF_LORA)
-    chosen = yield from _targets(keys, named)
+    run.chosen = yield from _targets(keys, run.model)
     yield from adapters.say_init(keys, "init_weights", str(keys.value("init_weights")))
-    if objective == "sft":
-        yield from adapters.say_dropout(keys, chosen)
+    if run.objective == "sft":
+        yield from adapters.say_dropout(keys, run.chosen)
     else:
         yield keys.sets("lora.dropout", 0.0, "TRL's preference trainers switch dropout off")
         yield keys.same("lora_dropout", note="TRL's preference trainers switch it off")
@@ -293,16 +290,14 @@ def _lora(keys: Keys, named: Named | None, objective: str) -> Rule[Run]:
         yield keys.refuse("quant_method", E1146, message, "quant_method: bnb, with quant_bits: 4")
     elif method is not None:
         code, nested = str(keys.value("bnb_4bit_quant_type")), keys.flag("bnb_4bit_use_double_quant")
-        left = experts.has_experts(named.model if named else None)
+        left = experts.has_experts(run.model)
         made = adapters.quantized(bits, code if code in ("nf4", "fp4") else "nf4", nested, left)
         yield keys.say("quant_method", {"lora.quantize": made.value}, made.note)
     yield from keys.passive(("quant_method", "quant_bits", *details), "part of lora.quantize")
     yield from keys.follow(adapters.FEATURES)
-    return run
 
 
-def _targets(keys: Keys, named: Named | None) -> Rule[adapters.Chosen | None]:
-    model = named.model if named else None
+def _targets(keys: Keys, model: Model | None) -> Statements[adapters.Chosen | None]:
     key = "target_regex" if keys.given("target_regex") else "target_modules"
     spec: Any = keys.texts(key)
     names = [spec] if isinstance(spec, str) and key == "target_modules" else spec
@@ -317,7 +312,8 @@ def _targets(keys: Keys, named: Named | None) -> Rule[adapters.Chosen | None]:
     return chosen
 
 
-def _data(keys: Keys, named: Named | None, objective: str) -> Says:
+def _data(run: Run) -> Says:
+    keys, objective = run.keys, run.objective
     ranking, judged = objective != "sft", OBJECTIVES[objective].format
     columns = keys.value("columns")
     columns = columns if isinstance(columns, dict) else {}
@@ -327,7 +323,7 @@ def _data(keys: Keys, named: Named | None, objective: str) -> Says:
     sets = yield from _sources(keys, "dataset")
     if sets:
         yield keys.sets("data.train", sets)
-    elif "dataset" not in keys.said:
+    elif "dataset" not in keys.stated:
         yield keys.refuse(
             "dataset", E1143, "the file names no data set", "dataset: [OWNER/NAME, or a file.jsonl]"
         )
@@ -352,11 +348,11 @@ def _data(keys: Keys, named: Named | None, objective: str) -> Says:
     yield keys.learned("cached_dataset", ([],), "recipec does not read tokenized rows")
     yield from _held_out(keys)
     yield from _loss(keys, ranking)
-    yield from _template(keys, named, ranking)
+    yield from _template(keys, run.named, ranking)
     yield from _lengths(keys, ranking)
 
 
-def _filled(keys: Keys) -> Rule[dict[str, tuple[str, str]]]:
+def _filled(keys: Keys) -> Statements[dict[str, tuple[str, str]]]:
     """Return the names of the model and of its author, in Chinese and in English. One name is for both."""
     out = {}
     for mark, key in (("{{NAME}}", "model_name"), ("{{AUTHOR}}", "model_author")):
@@ -372,7 +368,7 @@ def _read(name: str) -> str:
     return next((reads for id, (reads, other) in sets.items() if name in (id, other)), "")
 
 
-def _prefix(keys: Keys) -> Rule[str]:
+def _prefix(keys: Keys) -> Statements[str]:
     """Return the text to remove from the beginning of all answers. Refuse data sets that differ in it."""
     names = [re.split("[:#]", text.rpartition("::")[2])[0] for text in keys.listed("dataset")]
     prefixes = {READS.get(_read(name), "") for name in names}
@@ -383,7 +379,7 @@ def _prefix(keys: Keys) -> Rule[str]:
     return max(prefixes, default="")
 
 
-def _sources(keys: Keys, key: str) -> Rule[list[Any]]:
+def _sources(keys: Keys, key: str) -> Statements[list[Any]]:
     """Return the sources, each written `[hf::|ms::]ID_OR_PATH[:SUBSET/...][#COUNT]`."""
     out: list[Any] = []
     sets = keys_of(NAME, "datasets")
@@ -516,17 +512,18 @@ def _lengths(keys: Keys, ranking: bool) -> Says:
     yield keys.same("packing_length", note="the length of a row if samples are packed")
 
 
-def _run(keys: Keys, run: Run, launch: Launch, taken: sharding.DeepSpeed) -> Says:
+def _training(run: Run) -> Says:
+    keys = run.keys
     if not keys.given("gradient_accumulation_steps"):
         each = keys.integer("per_device_train_batch_size") or 1
-        count = max(1, math.ceil(16 / max(each, 1) / sharding.devices(keys.ledger, launch)))
+        count = max(1, math.ceil(16 / max(each, 1) / sharding.devices(keys.ledger, run.launch)))
         keys.defaults = {**keys.defaults, "gradient_accumulation_steps": count}
         note = "ms-swift's default: 16 rows per step, or one row per device if there are more devices"
         yield keys.default("gradient_accumulation_steps", count, {"train.global_batch_size": None}, note)
     dtype = (keys.text("torch_dtype") or "auto").removeprefix("torch.")
     if dtype in ("float16", "float32"):
         keys.defaults = {**keys.defaults, "bf16": False, "fp16": True}
-    yield from training_arguments.say_run(keys, run, launch, taken, dtype)
+    yield from training_arguments.say_run(run, keys, dtype)
     yield from datasets.say_stream(keys, "streaming", ("shuffle_buffer_size",))
     made = keys.ledger.value("model.dtype")
     yield keys.say(
@@ -534,7 +531,26 @@ def _run(keys: Keys, run: Run, launch: Launch, taken: sharding.DeepSpeed) -> Say
         {"model.dtype": made},
         training_arguments.HALF if dtype != "auto" and dtype != made else "",
     )
-    yield from training_arguments.memory(keys, launch)
+    yield from training_arguments.memory(run, keys)
     if not keys.given("report_to"):
         yield keys.say("report_to", {"train.log.tensorboard": True})
     yield from training_arguments.bookkeeping(keys)
+
+
+RULES: Sequence[Rule[Run]] = (
+    _objective,
+    _launch,
+    training_arguments.placement,
+    _model,
+    _lora,
+    _data,
+    _preferences,
+    _training,
+    balance("router_aux_loss_coef"),
+    _start,
+    follow(KEYS),
+    _presets,
+    tokens("new_special_tokens"),
+    common(NAME, off=training.OFF),
+    passive(keys_of(NAME, "rlhf"), "a setting of another rlhf_type"),
+)

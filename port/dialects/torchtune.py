@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.catalog import E0801, Model, is_directory
 from recipec.compiler.wording import listing
-from recipec.port.common import say_common
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import Keys, defaults_of, keeps, table, tools, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import (
@@ -23,9 +22,12 @@ from recipec.port.meaning import (
     templates,
     training,
 )
+from recipec.port.meaning.model_names import Named
 from recipec.port.meaning.rows import Rows
+from recipec.port.meaning.run import Run
 from recipec.port.names import known
 from recipec.port.refusals import E1142, E1143, E1144, E1145, E1148, E1149, E1150, E1160, E1163, E1164
+from recipec.port.rules import common, directory, follow, mappings
 
 NAME = "torchtune"
 TITLE = "torchtune"
@@ -35,7 +37,15 @@ MARKS = words(
     enable_activation_checkpointing enable_activation_offloading clip_grad_norm log_peak_memory_stats
     profiler save_adapter_weights_only resume_from_checkpoint"""
 )
-STAGES = words("teacher_model teacher_checkpointer kd_loss policy_model valuemodel reward_and_value_model")
+STAGES = table("""
+E1149 kd_loss policy_model reward_and_value_model teacher_checkpointer teacher_model valuemodel: {key}:
+    distillation and reinforcement learning have no counterpart in recipec => port a configuration of
+    lora_finetune, full_finetune or lora_dpo
+""")
+LOGGING = table("""
+count log_every_n_steps -> train.log.every
+exact log_every_n_steps
+""")
 KEYS = table("""
 files checkpoint_dir
 log profiler log_level profile_memory
@@ -46,6 +56,14 @@ exact checkpointer: the checkpoint's folder; recipec uses `model.id`, or --model
 exact model.tie_word_embeddings model.quantize_base model.attn_dropout model.max_seq_len: the model's own
 exact tokenizer.path tokenizer.merges_file tokenizer.special_tokens_path: the tokenizer of model.id
 exact tokenizer.truncation_type: the end is truncated
+""")
+OF_WANDB = table("""
+lost entity: set WANDB_ENTITY in the environment of the run
+lost group: set WANDB_GROUP in the environment of the run
+""")
+OF_DPO = table("""
+number beta -> train.beta
+number label_smoothing -> train.label_smoothing
 """)
 OF_LORA = table("""
 integer lora_rank -> lora.rank
@@ -63,44 +81,21 @@ SCHEDULE = "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup"
 WHOLE_STEPS = "recipec makes an incomplete step of an epoch's last rows; torchtune skips them"
 
 
-def rules(ledger: Ledger) -> Says:
-    """State what every key becomes."""
-    keys = Keys(ledger, ledger.sources.main, TITLE, {"dtype": "bf16", "gradient_accumulation_steps": 1})
-    built = yield from _built(keys)
-    objective = yield from _loss(keys)
-    yield from _stages(keys)
-    yield from _reference(keys, built.lora, objective)
-    yield from _data(keys, built.model, objective)
-    yield from _batch(keys)
-    yield from _length(keys)
-    section = keys.below("optimizer")
-    name = section.text("_component_")
-    if name is None:
-        help = "optimizer: {_component_: torch.optim.AdamW}"
-        yield keys.refuse("optimizer", E1144, "the file names no optimizer", help)
-    else:
-        arguments = Keys(ledger, keys.source, TITLE, prefix="optimizer.")
-        yield from training.say_torch_optimizer(arguments, name, section, "_component_")
-    norm = keys.number("clip_grad_norm")
-    yield keys.same("clip_grad_norm", {"train.optimizer.max_grad_norm": norm})
-    yield from _schedule(keys)
-    yield from _precision(keys, built.lora)
-    yield from _quantizer(keys, built)
-    yield from _order(keys)
-    remat = keys.flag("enable_activation_checkpointing") or keys.value("ac_mode") in ("full", "selective")
-    yield keys.same("enable_activation_checkpointing", {"remat.policy": "decoder" if remat else "none"})
-    yield from _rest(keys)
+def opened(ledger: Ledger) -> Run:
+    """Return the run of a file."""
+    return Run(Keys(ledger, ledger.sources.main, TITLE, {"dtype": "bf16", "gradient_accumulation_steps": 1}))
 
 
-def _loss(keys: Keys) -> Rule[str]:
+def _loss(run: Run) -> Says:
+    keys = run.keys
     section = keys.below("loss", {"beta": 0.1, "label_smoothing": 0.0})
     name = str(section.value("_component_") or "").rpartition(".")[2]
     if name == "DPOLoss":
         yield keys.sets("train.objective", "dpo")
         yield section.same("_component_", note="the sigmoid loss")
-        yield section.say("beta", {"train.beta": section.number("beta")})
-        yield section.say("label_smoothing", {"train.label_smoothing": section.number("label_smoothing")})
-        return "dpo"
+        yield from section.follow(OF_DPO)
+        run.objective = "dpo"
+        return
     if name.startswith(("GRPO", "PPO")):
         message = f"the loss {name} is for reinforcement learning, which has no counterpart in recipec"
         help = "port a configuration of lora_finetune, full_finetune or lora_dpo"
@@ -112,18 +107,29 @@ def _loss(keys: Keys) -> Rule[str]:
     note = "the negative log-likelihood, a mean over the tokens of a step"
     yield from section.passive(("_component_", "num_output_chunks"), note)
     yield section.unless("ignore_index", (-100,), "recipec has no number for tokens without loss")
-    return "sft"
 
 
-def _stages(keys: Keys) -> Says:
-    for key in sorted(STAGES):
-        if keys.stands(key):
-            message = f"{key}: distillation and reinforcement learning have no counterpart in recipec"
-            help = "port a configuration of lora_finetune, full_finetune or lora_dpo"
-            yield keys.refuse(key, E1149, message, help)
+def _optimizer(run: Run) -> Says:
+    keys, section = run.keys, run.keys.below("optimizer")
+    name = section.text("_component_")
+    if name is None:
+        help = "optimizer: {_component_: torch.optim.AdamW}"
+        yield keys.refuse("optimizer", E1144, "the file names no optimizer", help)
+    else:
+        arguments = Keys(run.ledger, keys.source, TITLE, prefix="optimizer.")
+        yield from training.say_torch_optimizer(arguments, name, section, "_component_")
+    norm = keys.number("clip_grad_norm")
+    yield keys.same("clip_grad_norm", {"train.optimizer.max_grad_norm": norm})
 
 
-def _batch(keys: Keys) -> Says:
+def _memory(run: Run) -> Says:
+    keys = run.keys
+    remat = keys.flag("enable_activation_checkpointing") or keys.value("ac_mode") in ("full", "selective")
+    yield keys.same("enable_activation_checkpointing", {"remat.policy": "decoder" if remat else "none"})
+
+
+def _batch(run: Run) -> Says:
+    keys = run.keys
     per_device = keys.integer("batch_size") or 1
     accumulation = keys.integer("gradient_accumulation_steps") or 1
     shared = keys.integer("tensor_parallel_dim") or 1
@@ -148,7 +154,8 @@ WEIGHED = "torchtune's weights of micro-batches also count the first token of ea
 SHORTER = "recipec runs this many steps, even if an epoch has fewer; torchtune ends with the epoch"
 
 
-def _length(keys: Keys) -> Says:
+def _length(run: Run) -> Says:
+    keys = run.keys
     epochs, most = keys.integer("epochs") or 1, keys.integer("max_steps_per_epoch")
     if most is None:
         yield keys.say("epochs", {"train.epochs": epochs}, WHOLE_STEPS)
@@ -163,7 +170,8 @@ def _length(keys: Keys) -> Says:
     yield keys.same("epochs", note="max_steps_per_epoch sets the length of the run")
 
 
-def _schedule(keys: Keys) -> Says:
+def _schedule(run: Run) -> Says:
+    keys = run.keys
     if not keys.given("lr_scheduler"):
         yield keys.sets("train.schedule.name", "constant", "torchtune has no schedule without lr_scheduler")
         yield keys.same("lr_scheduler", note="null: a constant learning rate")
@@ -180,7 +188,8 @@ def _schedule(keys: Keys) -> Says:
     yield from section.passive(("num_cycles", "last_epoch"), "part of the schedule")
 
 
-def _precision(keys: Keys, lora: bool) -> Says:
+def _precision(run: Run) -> Says:
+    keys, lora = run.keys, run.lora
     dtype = keys.choice("dtype", ("bf16", "fp32", "fp16")) or "bf16"
     if dtype == "fp16":
         message = "torchtune stops at fp16, which its recipes do not support"
@@ -197,12 +206,13 @@ def _precision(keys: Keys, lora: bool) -> Says:
 QUANTIZERS = ("Int8DynActInt4WeightQATQuantizer", "Int8DynActInt4WeightQATQuantizerModuleSwap")
 
 
-def _quantizer(keys: Keys, built: Built) -> Says:
+def _quantizer(run: Run) -> Says:
     """State quantization-aware training.
 
     torchtune's recipes for it round every torch.nn.Linear, or with LoRA those with an adapter. A head that
     shares the embedding's weight is no such module.
     """
+    keys = run.keys
     if not keys.given("quantizer"):
         yield keys.same("quantizer", note="weights are not rounded")
         yield from keys.unused((rounding.LATER,), "the file has no quantizer")
@@ -214,20 +224,21 @@ def _quantizer(keys: Keys, built: Built) -> Says:
         yield keys.learned("quantizer", (), message)
         yield from keys.unused((rounding.LATER,), "the quantizer is not ported")
         return
-    head = not built.lora and rounding.has_own_head(built.model)
+    head = not run.lora and rounding.has_own_head(run.model)
     why = "the output head is a linear layer too" if head else ""
     yield section.same("_component_", rounding.rounds(head, rounding.SYMMETRIC), why)
     yield from rounding.say_group(section, "groupsize", 256)
     yield from section.passive(("precision",), "torchtune replaces it by dtype")
     yield from section.passive(("padding_allowed",), "all inputs are whole groups")
     yield section.learned("scales_precision", ("torch.float32",), "recipec's scales are float32")
-    if built.lora:
+    if run.lora:
         yield from keys.unused((rounding.LATER,), "torchtune's QAT with LoRA rounds from the first step")
     else:
         yield from rounding.say_later(keys)
 
 
-def _order(keys: Keys) -> Says:
+def _order(run: Run) -> Says:
+    keys = run.keys
     seed = keys.integer("seed")
     yield keys.same(
         "seed",
@@ -239,31 +250,23 @@ def _order(keys: Keys) -> Says:
     yield keys.same("shuffle", {"data.shuffle_seed": shuffle}, "the sampler's seed is 0")
 
 
-def _logger(section: Keys) -> Says:
+def _logger(run: Run) -> Says:
+    section = run.keys.below("metric_logger")
     name = str(section.value("_component_") or "").rpartition(".")[2]
     project = section.text("project") or "torchtune"
     if name == "WandBLogger":
         yield section.same("_component_", {training.PROJECT: project}, "Weights & Biases")
         yield section.same("project", {training.PROJECT: project})
-        for key in ("entity", "group"):
-            yield section.unless(key, training.OFF, f"set WANDB_{key.upper()} in the environment of the run")
+        yield from section.follow(OF_WANDB, training.OFF)
     elif name in ("CometLogger", "MLFlowLogger"):
         yield section.unless("_component_", (), f"recipec does not log to this service: {training.LOGS}")
-    found = section.source.get(section.prefix.rstrip("."), None)
-    yield from section.passive(found if isinstance(found, dict) else (), "a log")
+    others = run.keys.source.get("metric_logger", None)
+    yield from section.passive(others if isinstance(others, dict) else (), "a log")
 
 
-def _rest(keys: Keys) -> Says:
-    if not isinstance(keys.value("dataset"), list) or not keys.value("dataset"):
-        yield from keys.mappings(("dataset",))
-    yield from keys.mappings(("model", "tokenizer", "optimizer", "lr_scheduler", "loss", "quantizer"))
-    every = keys.integer("log_every_n_steps")
-    yield keys.same("log_every_n_steps", {"train.log.every": every} if every and every > 0 else None)
-    yield from training.directory(keys, "output_dir")
-    yield from _logger(keys.below("metric_logger"))
-    yield from keys.mappings(("metric_logger",))
-    yield from keys.follow(KEYS)
-    yield from say_common(keys, NAME)
+def _sections(run: Run) -> Says:
+    if not isinstance(run.keys.value("dataset"), list) or not run.keys.value("dataset"):
+        yield from run.keys.mappings(("dataset",))
 
 
 BUILDERS: Mapping[str, tuple[str, ...]] = {
@@ -275,36 +278,26 @@ NAMES = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_pro
 """torchtune's names of the attention's projections, and the recipe's."""
 
 
-@dataclass(frozen=True)
-class Built:
-    """The model, None if it is unknown, and whether adapters are trained on it."""
-
-    model: Model | None
-    lora: bool
-
-
-def _built(keys: Keys) -> Rule[Built]:
-    section = keys.below("model")
+def _model(run: Run) -> Says:
+    keys, section = run.keys, run.keys.below("model")
     component = section.text("_component_")
     builder = (component or "").removeprefix("torchtune.models.")
     package, _, function = builder.rpartition(".")
-    lora = function.startswith(("lora_", "qlora_"))
-    plain = f"{package}.{function.removeprefix('q').removeprefix('lora_') if lora else function}"
+    run.lora = function.startswith(("lora_", "qlora_"))
+    plain = f"{package}.{function.removeprefix('q').removeprefix('lora_') if run.lora else function}"
     name = f"torchtune.models.{builder}"
     if name in tools()["torchtune"]["sections"]:
         section.defaults = defaults_of("torchtune", name)
-    model = yield from _named(keys, section, component, plain)
-    if lora:
-        yield from _lora(section, model)
+    run.named = yield from _named(keys, section, component, plain)
+    if run.lora:
+        yield from _lora(section, run.model)
     else:
         yield keys.sets("lora", None, "full fine-tuning: the builder's name does not begin with lora_")
-        yield from adapters.refuse_quantized(
-            section, "quantize_base", "a builder whose name begins with qlora_"
-        )
-    return Built(model, lora)
+        help = "a builder whose name begins with qlora_"
+        yield from adapters.refuse_quantized(section, "quantize_base", help)
 
 
-def _named(keys: Keys, section: Keys, component: str | None, plain: str) -> Rule[Model | None]:
+def _named(keys: Keys, section: Keys, component: str | None, plain: str) -> Statements[Named | None]:
     ids = BUILDERS.get(plain)
     if component is None:
         help = "_component_: torchtune.models.llama3_2.lora_llama3_2_1b"
@@ -328,7 +321,7 @@ def _named(keys: Keys, section: Keys, component: str | None, plain: str) -> Rule
     return (yield from _checkpoint(keys, section, ids))
 
 
-def _checkpoint(keys: Keys, section: Keys, ids: tuple[str, ...]) -> Rule[Model | None]:
+def _checkpoint(keys: Keys, section: Keys, ids: tuple[str, ...]) -> Statements[Named | None]:
     """State the checkpoint that is trained: the one in the checkpointer's folder, if the builder fits it."""
     checkpointer = keys.below("checkpointer")
     directory = checkpointer.text("checkpoint_dir")
@@ -354,11 +347,12 @@ def _checkpoint(keys: Keys, section: Keys, ids: tuple[str, ...]) -> Rule[Model |
     local = is_directory(chosen.id)
     note = "the weights in this folder" if local else "the model that the folder is named after"
     yield checkpointer.same("checkpoint_dir", {"model.id": chosen.id} if directory else None, note)
-    return chosen.model
+    return chosen
 
 
-def _reference(keys: Keys, lora: bool, objective: str) -> Says:
+def _reference(run: Run) -> Says:
     """State `ref_checkpointer`, which torchtune reads in full fine-tuning with DPO."""
+    keys, lora, objective = run.keys, run.lora, run.objective
     if objective != "dpo" or lora:
         base = "torchtune's reference is the model without adapters"
         note = base if lora else "only dpo has a reference"
@@ -446,7 +440,8 @@ SOURCE_KEYS = words(
 SOURCES = {"alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
 
 
-def _data(keys: Keys, model: Model | None, objective: str) -> Says:
+def _data(run: Run) -> Says:
+    keys, model, objective = run.keys, run.model, run.objective
     entries = yield from _entries(keys, "dataset")
     if not entries:
         help = "dataset: {_component_: torchtune.datasets.alpaca_dataset}"
@@ -481,7 +476,7 @@ def _data(keys: Keys, model: Model | None, objective: str) -> Says:
 Read = list[tuple[Any, dict[str, Any]]]
 
 
-def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: str) -> Rule[Read]:
+def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: str) -> Statements[Read]:
     """Read the sources of some data sets, each with its settings. `transform` is the text of a file."""
     made: Read = []
     alike: list[Keys] = []
@@ -513,7 +508,7 @@ def _whole(entry: Keys) -> Any:
     return entry.source.get(entry.prefix.rstrip("."))
 
 
-def _validation(keys: Keys, objective: str, train: Read) -> Rule[Read]:
+def _validation(keys: Keys, objective: str, train: Read) -> Statements[Read]:
     """State `dataset_val`, which is evaluated completely every `run_val_every_n_steps`."""
     every = keys.integer("run_val_every_n_steps")
     if not every or every < 0:
@@ -534,7 +529,7 @@ def _validation(keys: Keys, objective: str, train: Read) -> Rule[Read]:
     return made
 
 
-def _entries(keys: Keys, key: str) -> Rule[list[Keys]]:
+def _entries(keys: Keys, key: str) -> Statements[list[Keys]]:
     """Return the data sets of a key, or [] if its value has another type."""
     found = keys.value(key)
     if isinstance(found, dict) and str(found.get("_component_", "")).endswith("ConcatDataset"):
@@ -548,7 +543,7 @@ def _entries(keys: Keys, key: str) -> Rule[list[Keys]]:
     return [keys.below(key)] if isinstance(found, dict) else []
 
 
-def _one(keys: Keys, entry: Keys, objective: str, path: str) -> Rule[tuple[Any, dict[str, Any]] | None]:
+def _one(keys: Keys, entry: Keys, objective: str, path: str) -> Statements[tuple[Any, dict[str, Any]] | None]:
     component = entry.text("_component_") or ""
     builder = component.removeprefix(PREFIX)
     kind = KINDS.get(builder)
@@ -592,7 +587,7 @@ def _one(keys: Keys, entry: Keys, objective: str, path: str) -> Rule[tuple[Any, 
     return (source, settings) if source is not None else None
 
 
-def _source(entry: Keys, path: str) -> Rule[Any]:
+def _source(entry: Keys, path: str) -> Statements[Any]:
     config = entry.text("name") or entry.text("subset")
     made = yield from datasets.given(entry, "source", "source: OWNER/NAME, or json with data_files", config)
     if made is None:
@@ -608,13 +603,13 @@ def _source(entry: Keys, path: str) -> Rule[Any]:
     return made
 
 
-def _columns(entry: Keys) -> Rule[dict[str, str]]:
+def _columns(entry: Keys) -> Statements[dict[str, str]]:
     found = {str(key): str(value) for key, value in entry.mapping("column_map").items()}
     yield from entry.passive(("column_map",), "the names of the columns")
     return found
 
 
-def _alpaca(keys: Keys, entry: Keys, builder: str) -> Rule[dict[str, Any]]:
+def _alpaca(keys: Keys, entry: Keys, builder: str) -> Statements[dict[str, Any]]:
     asked = ("instruction", "input", "output")
     names = yield from _columns(entry)
     columns = {key: name for key, name in names.items() if key in asked}
@@ -622,7 +617,7 @@ def _alpaca(keys: Keys, entry: Keys, builder: str) -> Rule[dict[str, Any]]:
     return {"data.format": "chat", "transform": made}
 
 
-def _pairs(keys: Keys, entry: Keys, builder: str) -> Rule[dict[str, Any]]:
+def _pairs(keys: Keys, entry: Keys, builder: str) -> Statements[dict[str, Any]]:
     asked, answered = COLUMNS.get(builder, ("input", "output"))
     columns = yield from _columns(entry)
     system = entry.text("new_system_prompt")
@@ -631,7 +626,7 @@ def _pairs(keys: Keys, entry: Keys, builder: str) -> Rule[dict[str, Any]]:
     return {"data.format": "chat", "transform": made}
 
 
-def _chat(keys: Keys, entry: Keys, builder: str) -> Rule[dict[str, Any]]:
+def _chat(keys: Keys, entry: Keys, builder: str) -> Statements[dict[str, Any]]:
     column = entry.text("conversation_column") or (yield from _columns(entry)).get("conversations")
     style = entry.text("conversation_style")
     if style not in (None, "openai", "sharegpt"):
@@ -649,7 +644,7 @@ def _chat(keys: Keys, entry: Keys, builder: str) -> Rule[dict[str, Any]]:
     return made
 
 
-def _text(keys: Keys, entry: Keys, builder: str) -> Rule[dict[str, Any]]:
+def _text(keys: Keys, entry: Keys, builder: str) -> Statements[dict[str, Any]]:
     column = entry.text("column") or COLUMNS.get(builder, ("text", ""))[0]
     column = "page" if builder == "wikitext_dataset" else column
     yield from entry.passive(("column",), "the column with the text")
@@ -663,7 +658,7 @@ def _text(keys: Keys, entry: Keys, builder: str) -> Rule[dict[str, Any]]:
     return {"data.format": "text", **({} if column == "text" else {"data.fields": {"text": column}})}
 
 
-def _preference(keys: Keys, entry: Keys, builder: str) -> Rule[dict[str, Any]]:
+def _preference(keys: Keys, entry: Keys, builder: str) -> Statements[dict[str, Any]]:
     columns = yield from _columns(entry)
     yield entry.unless("new_system_prompt", (None,), "recipec keeps each row's own system message")
     if builder in RANKED:
@@ -724,3 +719,28 @@ def _tokenizer(keys: Keys, model: Model | None, settings: Mapping[str, Any]) -> 
     yield section.same("_component_", note="the tokenizer of model.id")
     note = "recipec writes only the chat template's markers around a message"
     yield section.unless("prompt_template", (None,), note)
+
+
+RULES: Sequence[Rule[Run]] = (
+    _model,
+    _loss,
+    follow(STAGES),
+    _reference,
+    _data,
+    _batch,
+    _length,
+    _optimizer,
+    _schedule,
+    _precision,
+    _quantizer,
+    _order,
+    _memory,
+    _sections,
+    mappings("model", "tokenizer", "optimizer", "lr_scheduler", "loss", "quantizer"),
+    follow(LOGGING),
+    directory("output_dir"),
+    _logger,
+    mappings("metric_logger"),
+    follow(KEYS),
+    common(NAME),
+)

@@ -5,15 +5,26 @@ The JSON may contain keys of transformers' example scripts: the model, the data 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recipec.compiler.catalog import Model
 from recipec.port.common import say_common
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import Keys, defaults_of, table, words
 from recipec.port.ledger import Ledger
-from recipec.port.meaning import adapters, datasets, model_names, templates, training, training_arguments
-from recipec.port.meaning.model_names import Named
-from recipec.port.meaning.training_arguments import Run
+from recipec.port.meaning import (
+    adapters,
+    datasets,
+    model_names,
+    rows,
+    templates,
+    training,
+    training_arguments,
+)
+from recipec.port.meaning.run import Run
 from recipec.port.refusals import E1143, E1149, W1168
-from recipec.port.source import Source
+from recipec.port.rules import common, follow
 from recipec.spec.diagnostics import Diagnostic
 
 NAME = "trainer"
@@ -52,46 +63,49 @@ exact eva_config corda_config lora_ga_config: of init_lora_weights
 """The meaning of PEFT's keys in adapter_config.json."""
 
 
-def rules(ledger: Ledger) -> Says:
-    """State what every key becomes."""
-    source = ledger.sources.main
-    given = {"optim": "adamw_torch_fused", "torch_dtype": "float32", "max_seq_length": None}
-    keys = Keys(ledger, source, TITLE, {**defaults_of("trainer", "training_arguments"), **given})
-    launch, taken = yield from training_arguments.placement(
-        keys, (yield from training_arguments.launched(keys))
-    )
-    file = ledger.sources.others.get("adapter_config")
-    adapter = _adapter(ledger, file) if file is not None else None
-    named = yield from _model(keys, adapter)
-    run = Run(adapter is not None, keys.number("learning_rate") or 0.0)
-    if adapter is None:
-        yield keys.sets("lora", None, "full fine-tuning: there is no adapter_config.json")
-    else:
-        yield from _say_adapter(adapter, named)
-    yield from _data(keys, named)
-    dtype = "dtype" if keys.given("dtype") else "torch_dtype"
-    yield from training_arguments.say_run(keys, run, launch, taken, training_arguments.dtype_of(keys, dtype))
-    yield from training_arguments.memory(keys, launch)
-    yield from training_arguments.bookkeeping(keys)
-    yield from _limit(keys)
-    yield from keys.follow(KEYS)
-    yield from say_common(keys, NAME, training.OFF)
+@dataclass
+class OfTrainer(Run):
+    """A run of the Trainer.
+
+    Attributes:
+        adapter: the keys of adapter_config.json; None if the run trains all weights.
+    """
+
+    adapter: Keys | None = None
 
 
-def _model(keys: Keys, adapter: Keys | None) -> Rule[Named | None]:
+def opened(ledger: Ledger) -> OfTrainer:
+    """Return the run of TrainingArguments, and of adapter_config.json next to them."""
+    usual = {"optim": "adamw_torch_fused", "torch_dtype": "float32", "max_seq_length": None}
+    defaults = {**defaults_of("trainer", "training_arguments"), **usual}
+    run = OfTrainer(Keys(ledger, ledger.sources.main, TITLE, defaults))
+    if (file := ledger.sources.others.get("adapter_config")) is not None:
+        defaults = {**defaults_of("peft", "lora"), "init_lora_weights": True}
+        run.adapter, run.lora = Keys(ledger, file, PEFT, defaults), True
+    return run
+
+
+def _launch(run: OfTrainer) -> Says:
+    run.launch = yield from training_arguments.launched(run.keys)
+
+
+def _model(run: OfTrainer) -> Says:
     """State the adapter's base, or the example scripts' model_name_or_path, and the tokenizer."""
+    keys, adapter = run.keys, run.adapter
     yield from model_names.say_flash(keys)
     if (tokenizer := keys.text("tokenizer_name")) and tokenizer != keys.text("model_name_or_path"):
         yield keys.say("tokenizer_name", {"model.tokenizer": tokenizer})
     base = "base_model_name_or_path"
     if adapter is None or not adapter.given(base) or keys.given("model_name_or_path"):
-        return (yield from model_names.say_model(keys, "model_name_or_path", "model_revision"))
+        run.named = yield from model_names.say_model(keys, "model_name_or_path", "model_revision")
+        return
     given = keys.text("model_revision")
     yield keys.same("model_revision", {"model.revision": given} if given not in (None, "main") else None)
-    return (yield from model_names.say_model(adapter, base, "revision"))
+    run.named = yield from model_names.say_model(adapter, base, "revision")
 
 
-def _data(keys: Keys, named: Named | None) -> Says:
+def _data(run: OfTrainer) -> Says:
+    keys = run.keys
     evaluates = yield from training_arguments.evaluation(keys)
     name = keys.text("train_file") or keys.text("dataset_name")
     key = "train_file" if keys.given("train_file") else "dataset_name"
@@ -106,8 +120,8 @@ def _data(keys: Keys, named: Named | None) -> Says:
         yield keys.say(key, {"data.train": [datasets.source(place.path, config=config)]})
         form = yield from _format(keys, key, str(name))
         yield keys.sets("data.format", form[0], form[1])
-        if form[0] == "chat" and named is not None and named.model is not None:
-            yield from templates.say_own(keys, named.model)
+        if form[0] == "chat" and run.model is not None:
+            yield from templates.say_own(keys, run.model)
     if evaluates and (held := keys.text("validation_file")):
         yield keys.say("validation_file", {"data.eval": [held]})
     share = keys.number("validation_split_percentage")
@@ -131,7 +145,7 @@ def _of_blocks(keys: Keys) -> bool:
     return any(keys.stands(key) for key in ("block_size", "config_overrides", "keep_linebreaks"))
 
 
-def _format(keys: Keys, key: str, name: str) -> Rule[tuple[str, str]]:
+def _format(keys: Keys, key: str, name: str) -> Statements[tuple[str, str]]:
     row = datasets.first_row(name, keys.source.path.parent)
     blocks = row is None and _of_blocks(keys)
     made = "text" if blocks or (row is not None and "text" in row) else None
@@ -145,27 +159,28 @@ def _format(keys: Keys, key: str, name: str) -> Rule[tuple[str, str]]:
     return "chat", "not known from the files"
 
 
-def _limit(keys: Keys) -> Says:
+def _limit(run: OfTrainer) -> Says:
+    keys = run.keys
     limit = keys.integer("max_train_samples")
     if limit:
         train = keys.ledger.value("data.train", [])
-        entries = (entry if isinstance(entry, dict) else {"path": entry} for entry in train)
-        yield keys.say("max_train_samples", {"data.train": [{**entry, "limit": limit} for entry in entries]})
+        sources = [rows.with_own(source, {"limit": limit}) for source in train]
+        yield keys.say("max_train_samples", {"data.train": sources})
 
 
 PEFT = "PEFT"
 
 
-def _adapter(ledger: Ledger, source: Source) -> Keys:
-    return Keys(ledger, source, PEFT, {**defaults_of("peft", "lora"), "init_lora_weights": True})
-
-
-def _say_adapter(keys: Keys, named: Named | None) -> Says:
+def _lora(run: OfTrainer) -> Says:
+    run.learning_rate = run.keys.number("learning_rate") or 0.0
+    if (keys := run.adapter) is None:
+        yield run.keys.sets("lora", None, "full fine-tuning: there is no adapter_config.json")
+        return
     if str(keys.value("peft_type") or "LORA").upper() != "LORA":
         message = f"{keys.value('peft_type')} is not LoRA, and has no counterpart in recipec"
         yield keys.refuse("peft_type", E1149, message, "peft_type: LORA")
     yield from keys.follow(SIZES)
-    yield from _targets(keys, named)
+    yield from _targets(keys, run.model)
     yield from adapters.say_patterns(keys)
     yield from adapters.say_init(keys, "init_lora_weights", keys.value("init_lora_weights"))
     yield keys.sets("lora.dtype", "float32", "PEFT keeps adapters in float32")
@@ -174,8 +189,15 @@ def _say_adapter(keys: Keys, named: Named | None) -> Says:
     yield from say_common(keys, "peft", training.OFF)
 
 
-def _targets(keys: Keys, named: Named | None) -> Says:
-    model = named.model if named else None
+def _training(run: OfTrainer) -> Says:
+    keys = run.keys
+    dtype = "dtype" if keys.given("dtype") else "torch_dtype"
+    yield from training_arguments.say_run(run, keys, training_arguments.dtype_of(keys, dtype))
+    yield from training_arguments.memory(run, keys)
+    yield from training_arguments.bookkeeping(keys)
+
+
+def _targets(keys: Keys, model: Model | None) -> Says:
     spec = keys.texts("target_modules")
     layers = yield from adapters.layers_of(keys)
     parameters = keys.listed("target_parameters")
@@ -187,3 +209,16 @@ def _targets(keys: Keys, named: Named | None) -> Says:
         ("layers_to_transform", "exclude_modules"), "part of lora.targets and lora.layers"
     )
     yield keys.unless("layers_pattern", adapters.USUAL, "the decoder's layers are counted")
+
+
+RULES: Sequence[Rule[OfTrainer]] = (
+    _launch,
+    training_arguments.placement,
+    _model,
+    _lora,
+    _data,
+    _training,
+    _limit,
+    follow(KEYS),
+    common(NAME, off=training.OFF),
+)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 from recipec.compiler.wording import listing
-from recipec.port.common import COMMON, say_common, say_methods, say_tokens
-from recipec.port.engine import Rule, Says
+from recipec.port.common import COMMON, say_methods, say_tokens
+from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import REASONS, Keys, as_number, defaults_of, keys_of, table, tools, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import (
@@ -19,17 +19,18 @@ from recipec.port.meaning import (
     experts,
     losses,
     model_names,
+    rows,
     scripts,
     sharding,
     templates,
     training,
     training_arguments,
 )
-from recipec.port.meaning.adapters import Chosen
 from recipec.port.meaning.model_names import Named
+from recipec.port.meaning.run import Run
 from recipec.port.meaning.sharding import Launch
-from recipec.port.meaning.training_arguments import Run
 from recipec.port.refusals import E1143, E1145, E1160, E1171
+from recipec.port.rules import common, follow
 from recipec.port.source import Source
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
@@ -74,54 +75,59 @@ SHIPPED = {"single_gpu": 1, **dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zer
 """The accelerate configs that TRL contains, with their number of processes."""
 
 
-def rules(ledger: Ledger) -> Says:
-    """State what every key becomes.
+def opened(ledger: Ledger) -> Run:
+    """Return the run of a file."""
+    return Run(Keys(ledger, ledger.sources.main, TITLE))
+
+
+def _objective(run: Run) -> Says:
+    """Learn which script the file is for.
 
     Raises:
         Refused: the script for the file is unclear, or has no counterpart.
     """
-    source = ledger.sources.main
-    keys = Keys(ledger, source, TITLE)
-    script = source.script
-    objective = script.objective if script else (yield from told(keys, ledger.script))
-    keys.defaults = _defaults(objective)
+    keys, script = run.keys, run.keys.source.script
+    run.objective = script.objective if script else (yield from told(keys, run.ledger.script))
+    keys.defaults = _defaults(run.objective)
     if script:
         keys.defaults, keys.tool = {**keys.defaults, **script.defaults}, script.tool
-    if objective != "sft":
-        yield keys.sets("train.objective", objective, f"the keys are those of TRL's {objective} script")
-    launch, taken = yield from training_arguments.placement(keys, (yield from _launch(keys)))
-    model = yield from _model(keys)
-    run = Run(keys.flag("use_peft"), keys.number("learning_rate") or 0.0)
-    chosen = yield from _lora(keys, run, model)
-    yield from _data(keys, objective, model)
-    yield from _losses(keys, objective, chosen)
-    if objective in ("sft", "dpo", "kto"):
-        yield from _balance(keys, model)
-    yield from training_arguments.say_run(
-        keys, run, launch, taken, training_arguments.dtype_of(keys, "dtype")
-    )
-    yield from _stream(keys)
-    yield from training_arguments.memory(keys, launch)
-    yield from training_arguments.bookkeeping(keys)
-    yield from keys.follow(KEYS)
-    yield from say_methods(keys, training.OFF)
-    if script:
-        if keys.source.has("add_tokens"):
-            yield from say_tokens(keys, "add_tokens")
-            yield keys.same("resize_token_embeddings", note="recipec's embedding has a row for each token")
-        if ledger.value("data.shuffle_seed", 0) is None:
-            yield keys.unless(
-                "shuffle", (), "another order: the run reads the rows in their order in the files"
-            )
-        yield from keys.follow(adapters.FEATURES)
-        yield from keys.follow(scripts.KEYS)
-        yield from scripts.say_arguments(keys, script)
-        yield from keys.follow(COMMON, training.OFF)
-    yield from say_common(keys, NAME, training.OFF)
+    if run.objective != "sft":
+        why = f"the keys are those of TRL's {run.objective} script"
+        yield keys.sets("train.objective", run.objective, why)
 
 
-def _stream(keys: Keys) -> Says:
+def _training(run: Run) -> Says:
+    yield from training_arguments.say_run(run, run.keys, training_arguments.dtype_of(run.keys, "dtype"))
+
+
+def _memory(run: Run) -> Says:
+    yield from training_arguments.memory(run, run.keys)
+    yield from training_arguments.bookkeeping(run.keys)
+
+
+def _methods(run: Run) -> Says:
+    yield from say_methods(run.keys, training.OFF)
+
+
+def _script(run: Run) -> Says:
+    """State the keys that only Python scripts have."""
+    keys, script = run.keys, run.keys.source.script
+    if not script:
+        return
+    if keys.source.has("add_tokens"):
+        yield from say_tokens(keys, "add_tokens")
+        yield keys.same("resize_token_embeddings", note="recipec's embedding has a row for each token")
+    if run.ledger.value("data.shuffle_seed", 0) is None:
+        yield keys.unless("shuffle", (), "another order: the run reads the rows in their order in the files")
+    yield from keys.follow(adapters.FEATURES)
+    yield from keys.follow(scripts.KEYS)
+    yield from scripts.say_arguments(keys, script)
+    yield from keys.follow(COMMON, training.OFF)
+
+
+def _stream(run: Run) -> Says:
     """State streaming. transformers' Trainer keeps a stream's order, unless shuffle_dataset is set."""
+    keys = run.keys
     switch, other = "dataset_streaming", "streaming"
     if keys.flag(other):
         switch, other = other, switch
@@ -136,9 +142,9 @@ def _defaults(objective: str) -> dict[str, Any]:
     return {**defaults_of("trl", *sections), "optim": "adamw_torch_fused", "loss_type": None}
 
 
-def _launch(keys: Keys) -> Rule[Launch]:
-    """Return accelerate's settings: from its file, a config in TRL, and launcher flags in the YAML."""
-    ledger = keys.ledger
+def _launch(run: Run) -> Says:
+    """State accelerate's settings: from its file, a config in TRL, and launcher flags in the YAML."""
+    keys, ledger = run.keys, run.ledger
     launch = yield from training_arguments.launched(keys)
     file = ledger.sources.others.get("accelerate")
     name = keys.text("accelerate_config")
@@ -155,20 +161,23 @@ def _launch(keys: Keys) -> Rule[Launch]:
     for flag in keys_of("accelerate", "launch"):
         if flag not in ("gradient_accumulation_steps", "env"):
             yield keys.same(flag, note=REASONS["mesh" if flag.startswith("fsdp") else "launch"])
-    return launch
+    run.launch = launch
 
 
-def _model(keys: Keys) -> Rule[Named | None]:
-    named = yield from model_names.say_model(keys, "model_name_or_path", "model_revision")
+def _model(run: Run) -> Says:
+    keys = run.keys
+    run.named = yield from model_names.say_model(keys, "model_name_or_path", "model_revision")
     if keys.source.script and (tokenizer := keys.text("tokenizer")):
         yield keys.say("tokenizer", {"model.tokenizer": tokenizer})
     yield from model_names.say_flash(keys)
     arguments = keys.mapping("model_init_kwargs")
     yield keys.unless("model_init_kwargs", (None, {}), f"recipec does not pass on {', '.join(arguments)}")
-    return named
 
 
-def _lora(keys: Keys, run: Run, named: Named | None) -> Rule[Chosen | None]:
+def _lora(run: Run) -> Says:
+    keys, model = run.keys, run.model
+    run.lora = keys.flag("use_peft")
+    run.learning_rate = keys.number("learning_rate") or 0.0
     four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
     details = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage")
     if not run.lora:
@@ -178,13 +187,12 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Rule[Chosen | None]:
         of_adapters = (*ours, "use_rslora", "use_dora", *details, "load_in_4bit", "load_in_8bit")
         yield from keys.passive(of_adapters, "use_peft is off")
         yield keys.same("use_peft", {"lora": None}, "full fine-tuning")
-        return None
+        return
     yield keys.same("use_peft", note="it adds the lora section")
     yield from keys.follow(OF_LORA)
     if keys.value("init_lora_weights") not in (None, True, "default"):  # only in Python scripts
         yield from adapters.say_init(keys, "init_lora_weights", keys.value("init_lora_weights"))
     spec = keys.texts("lora_target_modules")
-    model = named.model if named else None
     if isinstance(spec, list) and len(spec) == 1:
         spec = spec[0] if spec[0] == "all-linear" or any(sign in spec[0] for sign in "*^$|()[]\\") else spec
     parameters = keys.listed("lora_target_parameters")
@@ -194,11 +202,11 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Rule[Chosen | None]:
     )  # only in Python scripts
     if model and layers is None and (last := keys.integer("finetune_last_n_layers")):
         layers = list(range(model.architecture.num_layers))[-last:]
-    chosen = yield from adapters.say_targets(
+    run.chosen = yield from adapters.say_targets(
         keys, "lora_target_modules", model, spec, layers, exclude, parameters
     )
     yield from adapters.say_patterns(keys)
-    yield from adapters.say_parameters(keys, "lora_target_parameters", chosen)
+    yield from adapters.say_parameters(keys, "lora_target_parameters", run.chosen)
     kind = keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "nf4"
     bits = 4 if four else 8 if eight else None
     made = adapters.quantized(bits, kind, keys.flag("use_bnb_nested_quant"), experts.has_experts(model))
@@ -211,12 +219,13 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Rule[Chosen | None]:
         yield keys.sets("lora.dtype", "float32", "PEFT keeps adapters in float32")
     note = "part of lora.quantize" if made.value else "not quantized"
     yield from keys.passive(("load_in_4bit", "load_in_8bit", *details), note)
-    return chosen
 
 
-def _balance(keys: Keys, named: Named | None) -> Says:
+def _balance(run: Run) -> Says:
     """State the load-balancing loss. Without the key, TRL takes the coefficient of config.json."""
-    key, model = "router_aux_loss_coef", named.model if named else None
+    if run.objective not in ("sft", "dpo", "kto"):
+        return
+    key, keys, model = "router_aux_loss_coef", run.keys, run.model
     usual = experts.coefficient(model)
     if usual is not None and not keys.given(key):
         whose = "the coefficient of the model's config.json, by which TRL balances experts"
@@ -275,7 +284,7 @@ COLUMNS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
 """The columns of rows, and the scripts that read them. The first entry whose columns all exist counts."""
 
 
-def told(keys: Keys, chosen: str | None) -> Rule[str]:
+def told(keys: Keys, chosen: str | None) -> Statements[str]:
     """Return the script for the file, one of SCRIPTS.
 
     Args:
@@ -422,7 +431,8 @@ def _named(scripts: Iterable[str]) -> str:
     return listing(commands or sorted(name.removeprefix(EXPERIMENTAL) for name in found), "or")
 
 
-def _data(keys: Keys, objective: str, named: Named | None) -> Says:
+def _data(run: Run) -> Says:
+    keys, objective = run.keys, run.objective
     evaluates = yield from training_arguments.evaluation(keys)
     path = yield from _read(keys, evaluates)
     naming = ("dataset_mixture", "dataset_mixer", "dataset_name", "datasets")
@@ -435,7 +445,7 @@ def _data(keys: Keys, objective: str, named: Named | None) -> Says:
     if objective == "sft":
         yield from losses.masks(keys, form)
         yield from losses.packing(keys, HANDBOOK if keys.given("dataset_mixer") else "")
-    yield from _template(keys, form, named)
+    yield from _template(keys, form, run.named)
     yield from datasets.length(keys, "max_length")
     kwargs = keys.mapping("dataset_kwargs")
     skipped = bool(kwargs.get("skip_prepare_dataset"))
@@ -443,7 +453,7 @@ def _data(keys: Keys, objective: str, named: Named | None) -> Says:
     yield keys.unless("dataset_kwargs", () if skipped else (kwargs,), note)
 
 
-def _read(keys: Keys, evaluates: bool) -> Rule[str | None]:
+def _read(keys: Keys, evaluates: bool) -> Statements[str | None]:
     if keys.value("dataset_mixture"):
         return (yield from _handbook(keys))
     if keys.value("dataset_mixer"):
@@ -455,7 +465,7 @@ def _read(keys: Keys, evaluates: bool) -> Rule[str | None]:
 HANDBOOK = "run_sft.py of the alignment-handbook's versions with dataset_mixer packs in any case"
 
 
-def _handbook(keys: Keys) -> Rule[str | None]:
+def _handbook(keys: Keys) -> Statements[str | None]:
     """State `dataset_mixture`, which the scripts of alignment-handbook read in addition to TRL's keys."""
     mixture = keys.below("dataset_mixture", {"seed": 0})
     found = keys.mapping("dataset_mixture")
@@ -477,7 +487,7 @@ def _handbook(keys: Keys) -> Rule[str | None]:
     return str(entries[0].get("id")) if entries else None
 
 
-def _mixer(keys: Keys) -> Rule[str | None]:
+def _mixer(keys: Keys) -> Statements[str | None]:
     """State `dataset_mixer` of earlier alignment-handbook versions: each data set's share of first rows."""
     keys.defaults = {**keys.defaults, "dataset_splits": ["train", "test"]}
     splits, configs = (keys.value(key) for key in ("dataset_splits", "dataset_configs"))
@@ -505,7 +515,7 @@ def _mixer(keys: Keys) -> Rule[str | None]:
     return next(map(str, keys.mapping("dataset_mixer")), None)
 
 
-def _portion(keys: Keys) -> Rule[Any]:
+def _portion(keys: Keys) -> Statements[Any]:
     """Return the source for a data set of alignment-handbook's mixture, with a share of its rows."""
     name, split, share = keys.text("id"), keys.text("split") or "train", keys.number("weight")
     place = datasets.place(name) if name else datasets.Place(None, "it has no id")
@@ -541,7 +551,7 @@ def _held_out(keys: Keys, seed: Mapping[str, Any]) -> Says:
         yield keys.unless("test_split_size", (), "recipec cannot hold out a number of rows: give a share")
 
 
-def _single(keys: Keys, evaluates: bool) -> Rule[str | None]:
+def _single(keys: Keys, evaluates: bool) -> Statements[str | None]:
     yield from keys.unused(("datasets", "test_split_size"), "the run reads dataset_name instead")
     name = keys.text("dataset_name")
     if name is None:
@@ -568,7 +578,7 @@ def _single(keys: Keys, evaluates: bool) -> Rule[str | None]:
     return name
 
 
-def _mixture(keys: Keys) -> Rule[str | None]:
+def _mixture(keys: Keys) -> Statements[str | None]:
     entries = keys.value("datasets")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         yield keys.refuse(
@@ -585,14 +595,14 @@ def _mixture(keys: Keys) -> Rule[str | None]:
     return _rows(keys)[1]
 
 
-def _entry(keys: Keys) -> Rule[Any]:
+def _entry(keys: Keys) -> Statements[Any]:
     made = yield from datasets.given(keys, "path", "path: OWNER/NAME, or a file", keys.text("name"))
     if made is None:
         yield from keys.passive(keys_of("trl", "dataset"), "a setting of a source that recipec cannot read")
         return None
     share = keys.number("fraction")
     if share is not None:
-        made = {**(made if isinstance(made, dict) else {"path": made}), "weight": share}
+        made = rows.with_own(made, {"weight": share})
         note = "recipec draws rows in these shares; the tool takes the first rows of each data set"
         yield keys.say("fraction", {}, note)
     yield from keys.follow(OF_SOURCES)
@@ -615,23 +625,38 @@ def _template(keys: Keys, form: str, named: Named | None) -> Says:
         yield from templates.say_own(keys, named.model)
 
 
-def _losses(keys: Keys, objective: str, chosen: Chosen | None) -> Says:
+def _losses(run: Run) -> Says:
+    keys, objective, chosen = run.keys, run.objective, run.chosen
     if objective == "sft":
         yield from losses.supervised(keys)
         if keys.flag("use_peft"):
             yield from adapters.say_dropout(keys, chosen)
         return
-    yield keys.say("beta", {"train.beta": keys.number("beta")})
+    yield from keys.follow(losses.OF_ALL)
     if keys.flag("use_peft"):
         if keys.flag("disable_dropout") and not (chosen and chosen.parameters):
             yield keys.say("disable_dropout", {"lora.dropout": 0.0})
             yield keys.same("lora_dropout", note="disable_dropout sets it to zero")
         else:
             yield from adapters.say_dropout(keys, chosen)
-    if objective == "dpo":
-        yield from losses.dpo(keys)
-    elif objective == "cpo":
-        yield from losses.cpo(keys)
-    elif objective == "kto":
-        yield from losses.kto(keys)
+    yield from losses.preferences(keys, objective)
     yield from keys.follow(losses.OF_PREFERENCES)
+
+
+RULES: Sequence[Rule[Run]] = (
+    _objective,
+    _launch,
+    training_arguments.placement,
+    _model,
+    _lora,
+    _data,
+    _losses,
+    _balance,
+    _training,
+    _stream,
+    _memory,
+    follow(KEYS),
+    _methods,
+    _script,
+    common(NAME, off=training.OFF),
+)

@@ -10,18 +10,20 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from recipec.port.common import say_common
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import REASONS, Keys, defaults_of, keys_of, table, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, datasets, model_names, rows, sharding, training
-from recipec.port.meaning.model_names import Named
 from recipec.port.meaning.rows import Rows
+from recipec.port.meaning.run import Run
 from recipec.port.meaning.training import E1162
 from recipec.port.names import known, tokenizer_of
 from recipec.port.refusals import E1143, E1144, E1160, E1163, E1164
+from recipec.port.rules import common, follow, mappings, unused
 
 NAME = "tunix"
 TITLE = "Tunix"
@@ -98,33 +100,41 @@ OF_SCHEDULES = (
 )
 
 
-def rules(ledger: Ledger) -> Says:
-    """State what every key becomes."""
+@dataclass
+class Tunix(Run):
+    """A run of Tunix.
+
+    Attributes:
+        steps: the steps of the run; None for whole epochs.
+    """
+
+    steps: int | None = None
+
+    @property
+    def training(self) -> Keys:
+        """The section `training_config`, which replaces that of base_config.yaml."""
+        section = self.keys.below("training_config")
+        if not section.defaults:
+            whole = self.keys.mapping("training_config")
+            section.defaults = defaults_of(NAME, "training_config" if whole else "training")
+        return section
+
+
+def opened(ledger: Ledger) -> Tunix:
+    """Return the run of a file."""
     keys = Keys(ledger, ledger.sources.main, TITLE, defaults_of(NAME, "config"))
-    yield from keys.mappings(("model_config", "tokenizer_config", "optimizer_config", "training_config"))
-    model = keys.below("model_config", defaults_of(NAME, "model"))
-    yield from model.mappings(("mesh", "lora_config"))
-    named = yield from _model(keys, model)
-    yield from _lora(keys, model, named)
-    run = keys.below("training_config")
-    run.defaults = defaults_of(NAME, "training_config" if keys.mapping("training_config") else "training")
-    yield from _batch(keys, model, run)
-    yield from _data(keys, run, named)
-    steps = yield from _length(keys, run)
-    yield from _optimizer(keys, steps)
-    yield from run.follow(OF_TRAINING, training.OFF)
-    yield from keys.unused(RL, "peft_main does not read it")
-    yield from keys.follow(KEYS, training.OFF)
-    yield from say_common(keys, NAME, training.OFF)
+    keys.below("model_config", defaults_of(NAME, "model"))
+    return Tunix(keys)
 
 
-def _model(keys: Keys, model: Keys) -> Rule[Named | None]:
+def _model(run: Tunix) -> Says:
+    keys, model = run.keys, run.section("model_config")
     source = model.choice("model_source", ("huggingface", "kaggle", "gcs", "internal", "maxtext", ""))
     id, name = str(model.value("model_id")), str(model.value("model_name"))
     ids = known(NAME, "names")
     bare = re.sub(r"[-.]", lambda mark: {"-": "_", ".": "p"}[mark[0]], name.lower())
     taken = id if "/" in id else ids.get(id) or ids.get(bare) or id
-    named = model_names.resolve(taken, keys.source.path.parent)
+    run.named = named = model_names.resolve(taken, keys.source.path.parent)
     copy = "recipec uses the Hugging Face Hub's weights of this model; name others in model.id"
     yield model.say(
         "model_id", {"model.id": named.id}, named.note or ("" if source == "huggingface" else copy)
@@ -152,11 +162,11 @@ def _model(keys: Keys, model: Keys) -> Rule[Named | None]:
         yield model.refuse("remat_config", E1160, message, "remat_config: 3")
     yield model.say("remat_config", {"remat.policy": remat or "decoder"})
     yield from model.follow(OF_MODEL, training.OFF)
-    return named
 
 
-def _lora(keys: Keys, model: Keys, named: Named | None) -> Says:
+def _lora(run: Tunix) -> Says:
     """State Qwix's adapters, which have the type of the weights."""
+    keys, model, named = run.keys, run.section("model_config"), run.named
     stored = model_names.stored(named.id, keys.source.path.parent) if named else "auto"
     dtype = "float32" if stored == "float32" else "bfloat16"
     yield keys.sets("model.dtype", dtype, FLOAT)
@@ -195,19 +205,20 @@ def _targeted(path: str, modules: tuple[str, ...]) -> bool:
     return any(re.fullmatch(path, f"layers/0/{module}") for module in modules)
 
 
-def _batch(keys: Keys, model: Keys, run: Keys) -> Says:
+def _batch(run: Tunix) -> Says:
     """State the rows of a step. batch_size counts the rows of one micro-batch on all devices."""
+    keys, model, section = run.keys, run.section("model_config"), run.training
     mesh = model.below("mesh", defaults_of(NAME, "mesh"))
     sizes = yield from _mesh(mesh)
     tp, each = sizes.get("tp", 1), sizes.get("fsdp", 1)
     size = keys.integer("batch_size") or 1
-    accumulation = run.integer("gradient_accumulation_steps") or 1
+    accumulation = section.integer("gradient_accumulation_steps") or 1
     if size < each or size % each:
         message = f"batch_size: {size} does not divide over the {each} devices of fsdp"
         yield keys.refuse("batch_size", E1162, message, f"batch_size: {each}")
     sets = {"train.micro_batch_size": max(size // each, 1), "train.global_batch_size": size * accumulation}
     yield keys.say("batch_size", sets)
-    yield run.same("gradient_accumulation_steps", note=f"{size} rows x {accumulation} micro-batches")
+    yield section.same("gradient_accumulation_steps", note=f"{size} rows x {accumulation} micro-batches")
     yield keys.means(size)
     kept = "micro_batches" if accumulation > 1 else "tokens"
     yield keys.sets("train.loss_normalization", kept, "the mean of micro-batches' means" * (accumulation > 1))
@@ -218,7 +229,7 @@ def _batch(keys: Keys, model: Keys, run: Keys) -> Says:
     yield from mesh.passive(keys_of(NAME, "mesh"), REASONS["mesh"])
 
 
-def _mesh(mesh: Keys) -> Rule[dict[str, int]]:
+def _mesh(mesh: Keys) -> Statements[dict[str, int]]:
     """Return the sizes of the axes by name, or {} after an error."""
     try:
         sizes, names = (ast.literal_eval(str(mesh.value(key))) for key in ("shape", "axis_names"))
@@ -238,7 +249,8 @@ def _mesh(mesh: Keys) -> Rule[dict[str, int]]:
     return made
 
 
-def _data(keys: Keys, run: Keys, named: Named | None) -> Says:
+def _data(run: Tunix) -> Says:
+    keys, section, model = run.keys, run.training, run.model
     name = str(keys.value("dataset_name"))
     if name != OPUS:
         why = (
@@ -248,7 +260,6 @@ def _data(keys: Keys, run: Keys, named: Named | None) -> Says:
         )
         message = f"recipec cannot read the data: {why}"
         yield keys.refuse("dataset_name", E1143, message, f"--set dataset_name={OPUS}")
-    model = named.model if named else None
     twice = STARTS if model is None or tokenizer_of(model) in known("adds_bos") else ""
     yield keys.say("dataset_name", {"data.train": [datasets.source(f"hf://{OPUS}", None, "en-fr")]}, twice)
     yield from rows.say(keys, "dataset_name", [Rows("prompt_completion", transform=TRANSLATED)])
@@ -257,36 +268,37 @@ def _data(keys: Keys, run: Keys, named: Named | None) -> Says:
     yield keys.sets("data.shuffle_seed", None, "the rows keep their order")
     length = {"data.max_length": keys.integer("max_target_length") or 256, "data.overlong": "drop"}
     yield keys.say("max_target_length", length)
-    every = run.integer("eval_every_n_steps")
+    every = section.integer("eval_every_n_steps")
     if every is None:
         message = "eval_every_n_steps is missing, and Tunix requires it"
-        yield run.refuse("eval_every_n_steps", E1144, message, "eval_every_n_steps: 100")
+        yield section.refuse("eval_every_n_steps", E1144, message, "eval_every_n_steps: 100")
     else:
         held = datasets.source(f"hf://{OPUS}", "validation", "en-fr")
         yield keys.sets("data.eval", [held])
-        yield run.say("eval_every_n_steps", {"train.eval_every": max(every, 1)})
+        yield section.say("eval_every_n_steps", {"train.eval_every": max(every, 1)})
 
 
-def _length(keys: Keys, run: Keys) -> Rule[int | None]:
-    """State the steps of the run and its checkpoints. Return the steps, None for whole epochs."""
-    steps, epochs = run.integer("max_steps"), keys.integer("num_train_epochs") or 1
-    if steps:
+def _length(run: Tunix) -> Says:
+    """State the steps of the run and its checkpoints."""
+    keys, section = run.keys, run.training
+    run.steps, epochs = section.integer("max_steps"), keys.integer("num_train_epochs") or 1
+    if run.steps:
         note = f"Tunix ends the run after num_train_epochs: {epochs} if that is sooner"
-        yield run.say("max_steps", {"train.steps": steps}, note)
+        yield section.say("max_steps", {"train.steps": run.steps}, note)
         yield keys.same("num_train_epochs", note="max_steps sets the length of the run")
     else:
         yield keys.say("num_train_epochs", {"train.epochs": epochs})
-        yield run.same("max_steps", note="the same as without the key")
-    kept = run.below("checkpointing_options", run.defaults.get("checkpointing_options"))
+        yield section.same("max_steps", note="the same as without the key")
+    kept = section.below("checkpointing_options", section.defaults.get("checkpointing_options"))
     for key, target in (("save_interval_steps", "every_steps"), ("max_to_keep", "keep")):
         if count := kept.integer(key):
             yield kept.say(key, {f"checkpoint.{target}": count})
-    yield from training.directory(run, "checkpoint_root_directory")
-    return steps
+    yield from training.directory(section, "checkpoint_root_directory")
 
 
-def _optimizer(keys: Keys, steps: int | None) -> Says:
+def _optimizer(run: Tunix) -> Says:
     """State optax's optimizer, by name, and the arguments that it accepts."""
+    keys, steps = run.keys, run.steps
     section = keys.below("optimizer_config")
     section.defaults = {} if keys.mapping("optimizer_config") else defaults_of(NAME, "optimizer")
     name = str(section.value("opt_type") or "").lower()
@@ -367,3 +379,19 @@ def _schedule(section: Keys, steps: int | None) -> Says:
         )
     for key, value in made.items():
         yield section.sets(f"train.schedule.{key}", value)
+
+
+RULES: Sequence[Rule[Tunix]] = (
+    mappings("model_config", "tokenizer_config", "optimizer_config", "training_config"),
+    mappings("mesh", "lora_config", section="model_config"),
+    _model,
+    _lora,
+    _batch,
+    _data,
+    _length,
+    _optimizer,
+    follow(OF_TRAINING, "training_config", off=training.OFF),
+    unused(RL, "peft_main does not read it"),
+    follow(KEYS, off=training.OFF),
+    common(NAME, off=training.OFF),
+)

@@ -15,7 +15,7 @@ from typing import Any
 
 from recipec.compiler.catalog import Model
 from recipec.compiler.wording import listing
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys, as_number, table
 from recipec.port.meaning import experts
 from recipec.port.names import known, of_model
@@ -50,7 +50,7 @@ def say_targets(
     layers: Sequence[int] | None = None,
     exclude: str | Sequence[str] | None = None,
     parameters: Sequence[str] = (),
-) -> Rule[Chosen | None]:
+) -> Statements[Chosen | None]:
     """State PEFT's target modules: set `lora.targets` and `lora.layers`.
 
     Args:
@@ -171,7 +171,7 @@ USUAL: tuple[Any, ...] = ("layers", ["layers"], [], "", None)
 """The values of PEFT's layers_pattern that name the decoder's layers."""
 
 
-def layers_of(keys: Keys) -> Rule[list[int] | None]:
+def layers_of(keys: Keys) -> Statements[list[int] | None]:
     """Return PEFT's layers_to_transform, None for all layers."""
     layers = keys.value("layers_to_transform")
     layers = [layers] if isinstance(layers, int) else layers

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys
 from recipec.port.ledger import Ledger, Verdict
 from recipec.port.meaning import model_names
@@ -117,7 +117,7 @@ def source(
     return path if len(made) == 1 else made
 
 
-def given(keys: Keys, key: str, help: str, config: str | None) -> Rule[Any]:
+def given(keys: Keys, key: str, help: str, config: str | None) -> Statements[Any]:
     """Return the source for a section with arguments of `datasets.load_dataset`, or None after an error."""
     name, files, split = keys.text(key), keys.value("data_files"), keys.text("split")
     found = place(name or "", files if isinstance(files, str | list) else None)
@@ -136,7 +136,7 @@ def unwritten(keys: Keys, data: Mapping[str, Any]) -> Keys:
     return Keys(Ledger(Sources(source)), source, keys.tool)
 
 
-def retold(keys: Keys, key: str, found: Keys) -> Rule[str]:
+def retold(keys: Keys, key: str, found: Keys) -> Statements[str]:
     """Report what became of the keys of `unwritten`. Errors are moved to the key that asks for them."""
     for each in found.ledger.diagnostics:
         yield keys.refuse(key, each.code, each.message, each.help or "")

@@ -15,7 +15,7 @@ from typing import Any
 
 from recipec.compiler.catalog import Model
 from recipec.compiler.wording import listing
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys, as_number
 from recipec.port.names import known
 
@@ -114,7 +114,7 @@ def say_coefficient(keys: Keys, key: str, model: Model | None, to: Sequence[str]
         yield keys.say(key, {AUX: value}, MEANS if value else "")
 
 
-def say_overrides(keys: Keys, key: str, model: Model | None) -> Rule[bool]:
+def say_overrides(keys: Keys, key: str, model: Model | None) -> Statements[bool]:
     """State overrides of config.json if they only affect the load-balancing loss.
 
     Returns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from recipec.compiler.wording import listing
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys, table, words
 from recipec.port.meaning import datasets
 from recipec.port.refusals import E1142, E1145, E1163, W1168
@@ -33,7 +33,9 @@ exact ref_model_mixup_alpha ref_model_sync_steps: recipec's reference stays the 
     from
 exact precompute_ref_log_probs precompute_ref_batch_size: it decides when they are computed, not their values
 """)
-
+OF_ALL = table("""
+number beta -> train.beta
+""")
 OF_CPO = table("""
 exact loss_type: the objective's own loss
 exact label_smoothing simpo_gamma: the loss does not read it
@@ -55,7 +57,7 @@ UNPAIRED = "unpaired_preference"
 PAIRED = "TRL splits a row with a chosen and a rejected answer into two samples; recipec cannot"
 
 
-def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) -> Rule[str]:
+def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) -> Statements[str]:
     """Return the format of the rows. TRL recognizes it by the columns, read if the file is at hand."""
     row = datasets.first_row(path, keys.source.path.parent) if path else None
     if made := OBJECTIVES[objective].format:
@@ -229,3 +231,17 @@ def dpo(keys: Keys, smoothed: frozenset[str] | None = None) -> Says:
         )
         yield keys.refuse("f_divergence_type", E1163, message, "f_divergence_type: reverse_kl")
     yield from keys.follow(OF_DPO)
+
+
+def preferences(keys: Keys, objective: str, smoothed: frozenset[str] | None = None) -> Says:
+    """State the loss of an objective that compares answers, and its weights.
+
+    Args:
+        smoothed: the losses of dpo that read label_smoothing; None for TRL's.
+    """
+    if objective == "dpo":
+        yield from dpo(keys, smoothed)
+    elif objective == "cpo":
+        yield from cpo(keys)
+    elif objective == "kto":
+        yield from kto(keys)

@@ -16,7 +16,7 @@ from recipec.compiler.catalog import (
     is_quantized,
     original_of,
 )
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys
 from recipec.port.refusals import E1144
 from recipec.runtime.model.families import UnsupportedCheckpoint
@@ -100,7 +100,7 @@ def stored(name: str | None, folder: Path) -> str:
     return str(config.get("dtype") or config.get("torch_dtype") or "auto")
 
 
-def say_model(keys: Keys, key: str, revision: str) -> Rule[Named | None]:
+def say_model(keys: Keys, key: str, revision: str) -> Statements[Named | None]:
     """State the keys that name a model and its revision. Return None if no model is named.
 
     An unknown model's id still goes into the recipe. The recipe's checks report it.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from recipec.port.engine import Rule
+from recipec.port.engine import Statements
 from recipec.port.keys import Keys
 from recipec.port.meaning import conversion
 from recipec.port.refusals import E1142
@@ -35,7 +35,7 @@ def with_own(source: Any, own: Mapping[str, Any]) -> Any:
     return {**(source if isinstance(source, dict) else {"path": source}), **own}
 
 
-def apart(keys: Keys, found: Sequence[tuple[Any, Form]]) -> Rule[list[Any]]:
+def apart(keys: Keys, found: Sequence[tuple[Any, Form]]) -> Statements[list[Any]]:
     """Return sources of several forms, each with the form of its rows. `data.format` is that of the first."""
     first, made = found[0][1].format, []
     files: dict[str, str] = {}
@@ -80,7 +80,7 @@ def pairs(asked: str, answered: str, system: str | None = None) -> Rows:
     return Rows("chat", transform=conversion.paired(asked, answered, system))
 
 
-def say(keys: Keys, key: str, found: Sequence[Rows], names: Sequence[str] = ()) -> Rule[Rows | None]:
+def say(keys: Keys, key: str, found: Sequence[Rows], names: Sequence[str] = ()) -> Statements[Rows | None]:
     """Set the form of all rows. It is an error if the data sets have several forms.
 
     Args:

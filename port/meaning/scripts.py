@@ -13,7 +13,7 @@ from typing import Any
 
 from recipec.compiler.wording import listing
 from recipec.port import common
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys, table
 from recipec.port.meaning import losses, templates
 from recipec.port.meaning.conversion import FILE, FUNCTION, TRANSFORM, literal
@@ -197,7 +197,7 @@ W1178 = Code(
 )
 
 
-def say_rows(keys: Keys, script: Script) -> Rule[str]:
+def say_rows(keys: Keys, script: Script) -> Statements[str]:
     """State what becomes of the functions over rows, and return the format."""
     rows = script.rows or Rows()
     several = isinstance(rows.content, dict) or script.objective != "sft"
@@ -411,7 +411,7 @@ CHATML = ["<|im_start|>", "<|im_end|>"]
 """The tokens of setup_chat_format."""
 
 
-def _set_up(keys: Keys, form: str, named: Named | None) -> Rule[bool]:
+def _set_up(keys: Keys, form: str, named: Named | None) -> Statements[bool]:
     """State TRL's setup_chat_format, which writes ChatML, and return whether the run has its template."""
     key, model = "setup_chat_format", named.model if named else None
     if not keys.given(key):

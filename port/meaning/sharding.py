@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Says, Statements
 from recipec.port.keys import REASONS, Keys, as_number, notes, table, words
 from recipec.port.ledger import Ledger
 from recipec.port.source import Source, join
@@ -93,7 +93,7 @@ def devices(ledger: Ledger, launch: Launch) -> int:
     return ledger.devices or launch.processes or launch.shared
 
 
-def ray(keys: Keys, launch: Launch) -> Rule[Launch]:
+def ray(keys: Keys, launch: Launch) -> Statements[Launch]:
     """State `ray_num_workers`: Ray starts this many processes, each with one GPU."""
     count = keys.integer("ray_num_workers") if keys.given("ray_num_workers") else None
     if count is None or count < 1 or (keys.stands("use_ray") and not keys.flag("use_ray")):
@@ -103,7 +103,9 @@ def ray(keys: Keys, launch: Launch) -> Rule[Launch]:
     return replace(launch, processes=count)
 
 
-def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | None = None) -> Rule[Launch]:
+def accelerate(
+    ledger: Ledger, source: Source, expected: Mapping[str, Any] | None = None
+) -> Statements[Launch]:
     """State every key of accelerate's file (`accelerate launch --config_file`)."""
     keys = Keys(ledger, source, "accelerate", {"num_machines": 1, "mixed_precision": "no"})
     kind = str(keys.value("distributed_type") or "NO").upper()
@@ -154,7 +156,7 @@ launch compute_environment debug use_cpu machine_rank gpu_ids main_process_ip ma
 """)
 
 
-def fsdp(keys: Keys) -> Rule[bool]:
+def fsdp(keys: Keys) -> Statements[bool]:
     """State the keys of an `fsdp_config`, with or without the prefix fsdp_."""
     remat = False
     for name in (yield from _names(keys)):
@@ -180,7 +182,7 @@ exact mixed_precision_policy: model.dtype sets the precision
 """)
 
 
-def parallelism(keys: Keys) -> Rule[int]:
+def parallelism(keys: Keys) -> Statements[int]:
     """State the keys of a `parallelism_config`, with or without accelerate's prefix."""
     shared = 1
     for name in (yield from _names(keys)):
@@ -221,7 +223,7 @@ exact data_types: recipec accumulates gradients in float32
 """)
 
 
-def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> Rule[DeepSpeed]:
+def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> Statements[DeepSpeed]:
     """State the keys of a DeepSpeed configuration, or of accelerate's deepspeed_config."""
     found = keys.source.get(keys.prefix.rstrip(".")) if keys.prefix else keys.source.data
     optimizer = scheduler = None
@@ -247,7 +249,7 @@ def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> Rule[DeepSpeed]:
     return DeepSpeed(optimizer, scheduler, shared)
 
 
-def _names(keys: Keys) -> Rule[list[str]]:
+def _names(keys: Keys) -> Statements[list[str]]:
     """Return the keys of a section. Record the section itself if it is empty or a file name."""
     path = keys.prefix.rstrip(".")
     found = keys.source.get(path)

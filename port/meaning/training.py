@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recipec.compiler.wording import listing
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Says, Statements
 from recipec.port.keys import TRUE, Keys, table
 from recipec.port.refusals import E1160, E1163
 from recipec.spec.codes import Code
@@ -59,7 +59,7 @@ E1162 = Code(
 
 def say_groups(
     keys: Keys, key: str, per_device: int, accumulation: int, processes: int, shared: int
-) -> Rule[Batch]:
+) -> Statements[Batch]:
     """Return the rows of an optimizer step. It is an error if the GPUs do not divide into the groups."""
     try:
         return global_batch(per_device, accumulation, processes, shared)
@@ -272,7 +272,7 @@ def say_torch_optimizer(keys: Keys, name: str, where: Keys, key: str) -> Says:
     yield from keys.follow(OF_OPTIMIZERS)
 
 
-def _fused(keys: Keys, found: Translation, decay: float) -> Rule[Translation]:
+def _fused(keys: Keys, found: Translation, decay: float) -> Statements[Translation]:
     """Return what Transformer Engine's FusedAdam is here, by the keys that the other classes do not have."""
     if keys.value("adam_w_mode") is False and decay:
         found = OPTIMIZERS["adam"]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from recipec.port.engine import Rule, Says
+from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys, table
 from recipec.port.meaning import model_names, sharding, training
+from recipec.port.meaning.run import Run
 from recipec.port.meaning.sharding import DeepSpeed, Launch
 from recipec.port.refusals import E1160, E1163
 
@@ -20,23 +21,6 @@ AUTOCAST = "recipec keeps weights in bfloat16; the tool keeps float32, rounded f
 HALF = "recipec uses bfloat16 instead: more range, three bits less precision, and no loss scaling"
 DECAYED = "recipec decays norms and biases too; the Trainer leaves both out"
 SEED = "the same seed of another random generator: other draws of the same distribution"
-
-
-@dataclass(frozen=True)
-class Run:
-    """Values of a run's keys that other sections need.
-
-    Attributes:
-        lora: whether adapters are trained.
-        learning_rate: the peak learning rate.
-        optim: the key that names the optimizer.
-        muon: the key that selects LLaMA-Factory's Muon instead, "" for none.
-    """
-
-    lora: bool
-    learning_rate: float = 0.0
-    optim: str = "optim"
-    muon: str = ""
 
 
 def for_deepspeed(keys: Keys, processes: int) -> dict[str, Any]:
@@ -65,31 +49,28 @@ def dtype_of(keys: Keys, key: str) -> str:
     return keys.choice(key, ("auto", "bfloat16", "float16", "float32")) or "float32"
 
 
-def say_run(keys: Keys, run: Run, launch: Launch, taken: DeepSpeed, dtype: str) -> Says:
-    """State batch, length, optimizer, schedule, precision and order."""
-    yield from batch(keys, launch)
+def say_run(run: Run, keys: Keys, dtype: str) -> Says:
+    """State batch, length, optimizer, schedule, precision and order, by the keys of a section."""
+    yield from batch(keys, run.launch)
     yield from length(keys)
-    yield from optimizer(keys, run, taken)
-    yield from schedule(keys, run, taken)
+    yield from optimizer(run, keys)
+    yield from schedule(run, keys)
     if dtype == "auto":
         dtype = model_names.stored(keys.ledger.value("model.id"), keys.source.path.parent)
-    yield from precision(keys, run, launch, dtype)
+    yield from precision(run, keys, dtype)
     yield from order(keys)
 
 
-def launched(keys: Keys) -> Rule[Launch]:
+def launched(keys: Keys) -> Statements[Launch]:
     """Return how the run was started according to accelerate's file, if there is one."""
     file = keys.ledger.sources.others.get("accelerate")
     expected = for_deepspeed(keys, keys.ledger.devices or 1)
     return (yield from sharding.accelerate(keys.ledger, file, expected)) if file is not None else Launch()
 
 
-def placement(keys: Keys, launch: Launch) -> Rule[tuple[Launch, DeepSpeed]]:
-    """State `fsdp`, `fsdp_config`, `parallelism_config` and `deepspeed`, and DeepSpeed's own file.
-
-    Returns:
-        `launch` with the additions of these keys, and what DeepSpeed overrides.
-    """
+def placement(run: Run) -> Says:
+    """State `fsdp`, `fsdp_config`, `parallelism_config` and `deepspeed`, and DeepSpeed's own file."""
+    keys, launch = run.keys, run.launch
     ledger, expected = keys.ledger, for_deepspeed(keys, sharding.devices(keys.ledger, launch))
     taken = DeepSpeed()
     yield keys.same("fsdp", note=sharding.MESH)
@@ -109,7 +90,8 @@ def placement(keys: Keys, launch: Launch) -> Rule[tuple[Launch, DeepSpeed]]:
             yield keys.same("deepspeed", note=f"read from {file.file}")
     if (file := ledger.sources.others.get("deepspeed")) is not None:
         taken = yield from sharding.deepspeed(Keys(ledger, file, "DeepSpeed"), expected)
-    return replace(launch, shared=shared * taken.shared, remat=remat), taken
+    run.launch = replace(launch, shared=shared * taken.shared, remat=remat)
+    run.deepspeed = taken
 
 
 def batch(keys: Keys, launch: Launch) -> Says:
@@ -164,8 +146,9 @@ def length(keys: Keys) -> Says:
     yield keys.say("num_train_epochs", {"train.epochs": whole}, note)
 
 
-def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> Says:
+def optimizer(run: Run, keys: Keys) -> Says:
     """State the optimizer, its hyperparameters and gradient clipping."""
+    taken = run.deepspeed
     name = taken.optimizer or str(keys.value(run.optim) or "adamw_torch_fused")
     found = training.optimizer_of(name)
     if run.muon and not taken.optimizer:
@@ -215,7 +198,7 @@ def say_rmsprop(keys: Keys, given: Mapping[str, str]) -> Says:
         yield keys.refuse("optim_args", E1160, f"optim_args: {error}", 'optim_args: "alpha=0.99"')
 
 
-def _arguments(keys: Keys) -> Rule[dict[str, str]]:
+def _arguments(keys: Keys) -> Statements[dict[str, str]]:
     try:
         return training.arguments(keys.value("optim_args"))
     except ValueError as error:
@@ -223,11 +206,11 @@ def _arguments(keys: Keys) -> Rule[dict[str, str]]:
         return {}
 
 
-def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> Says:
+def schedule(run: Run, keys: Keys) -> Says:
     """State the schedule and its warm-up."""
     name, note = str(keys.value("lr_scheduler_type")), ""
-    if taken.scheduler is not None:
-        name, note = _DEEPSPEED_SCHEDULES.get(taken.scheduler, (name, ""))
+    if run.deepspeed.scheduler is not None:
+        name, note = _DEEPSPEED_SCHEDULES.get(run.deepspeed.scheduler, (name, ""))
     made = training.schedule_of(name, keys.mapping("lr_scheduler_kwargs"), run.learning_rate)
     if made.name is None:
         help = "lr_scheduler_type: cosine"
@@ -266,8 +249,9 @@ _DEEPSPEED_SCHEDULES: Mapping[str, tuple[str, str]] = {
 }
 
 
-def precision(keys: Keys, run: Run, launch: Launch, dtype: str) -> Says:
+def precision(run: Run, keys: Keys, dtype: str) -> Says:
     """State `bf16` and `fp16`, given the type that the weights are loaded in."""
+    launch = run.launch
     half = keys.flag("fp16")
     unset = keys.value("bf16") is None
     mixed = (keys.tool == "TRL" and not half) if unset else keys.flag("bf16")
@@ -317,9 +301,9 @@ def order(keys: Keys) -> Says:
     yield keys.same("group_by_length", note="off")
 
 
-def memory(keys: Keys, launch: Launch, key: str = "gradient_checkpointing") -> Says:
+def memory(run: Run, keys: Keys, key: str = "gradient_checkpointing") -> Says:
     """State rematerialization."""
-    on = keys.flag(key) or launch.remat
+    on = keys.flag(key) or run.launch.remat
     yield keys.say(key, {"remat.policy": "decoder" if on else "none"})
 
 
@@ -350,7 +334,7 @@ def bookkeeping(keys: Keys) -> Says:
     yield from keys.follow(KEYS)
 
 
-def evaluation(keys: Keys) -> Rule[bool]:
+def evaluation(keys: Keys) -> Statements[bool]:
     """State `eval_strategy` and `eval_steps`."""
     strategy = str(keys.value("eval_strategy") or "no")
     every = keys.number("eval_steps") or keys.number("logging_steps")

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from recipec.port import dialects, engine
+from recipec.port import dialects
 from recipec.port.ledger import SEVERITY, Finding, Ledger, Verdict
 from recipec.port.python_source import RENAMED, read_script
 from recipec.port.read import read
@@ -104,7 +104,7 @@ def ported(tool: str, run: Mapping[str, Any], key: str) -> tuple[list[Finding], 
             Sources(_source(tool, run, Path(folder)), {}), script="sft" if tool == "trl" else None
         )
         try:
-            engine.run(dialects.load("trl" if tool == "unsloth" else tool).rules(ledger))
+            dialects.apply(dialects.load("trl" if tool == "unsloth" else tool), ledger)
         except Refused as stop:
             ledger.diagnostics.append(stop.diagnostic)
             span = ledger.sources.main.place("")

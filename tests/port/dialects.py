@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from recipec.port import dialects
-from recipec.port.engine import run
 from recipec.port.ledger import Finding, Ledger, Verdict
 from recipec.port.read import read
 from recipec.port.source import Source, Sources
@@ -53,7 +52,7 @@ def ported(
     """Return what a dialect makes of a file, and of other files by their role."""
     files = {role: source(folder, f"{role}.json", each) for role, each in others.items()}
     ledger = Ledger(Sources(source(folder, name, content), files), devices, script=script)
-    run(dialects.load(dialect).rules(ledger))
+    dialects.apply(dialects.load(dialect), ledger)
     return ledger
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from recipec.port.engine import Says
+from collections.abc import Sequence
+
+from recipec.port.engine import Rule, Says
 from recipec.port.keys import Keys
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import training
+from recipec.port.meaning.run import Run
 from recipec.port.recognize import E1101
 from recipec.spec.diagnostics import Diagnostic
 
@@ -14,8 +17,12 @@ TITLE = "Faketune"
 MARKS = ("fake_model", "fake_rows", "fake_rank")
 
 
-def rules(ledger: Ledger) -> Says:
-    keys = Keys(ledger, ledger.sources.main, TITLE, {"fake_rank": 8, "fake_micro": 1})
+def opened(ledger: Ledger) -> Run:
+    return Run(Keys(ledger, ledger.sources.main, TITLE, {"fake_rank": 8, "fake_micro": 1}))
+
+
+def _all(run: Run) -> Says:
+    keys = run.keys
     if keys.stands("fake_model"):
         yield keys.same("fake_model", {"model.id": keys.value("fake_model")})
     else:
@@ -33,9 +40,12 @@ def rules(ledger: Ledger) -> Says:
         yield keys.refuse("images", E1101, "images are not learned here", "remove `images`")
     if keys.stands("sets"):
         yield keys.same("sets", {"data.train": [{"path": each.get("path")} for each in keys.value("sets")]})
-    for other in ledger.sources.others.values():
-        yield Keys(ledger, other, TITLE).same("num_processes", note="the mesh is the accelerator's")
+    for other in run.ledger.sources.others.values():
+        yield Keys(run.ledger, other, TITLE).same("num_processes", note="the mesh is the accelerator's")
 
 
 def _no_model() -> Diagnostic:
     return Diagnostic(E1101, "no model", help="fake_model: ...")
+
+
+RULES: Sequence[Rule[Run]] = (_all,)

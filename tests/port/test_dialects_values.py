@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from recipec.port import dialects
-from recipec.port.engine import run
 from recipec.port.keys import keys_of, tools
 from recipec.port.ledger import Ledger
 from recipec.port.source import Source, Sources, parts
@@ -87,7 +86,7 @@ def port(dialect: str, content: dict[str, Any], **others: dict[str, Any]) -> Led
     script = next((name for name in SCRIPTS if set(content) <= {*keys_of("trl", name), *SHARED}), "sft")
     main = Source(Path("config.yaml"), "config.yaml", content)
     ledger = Ledger(Sources(main, files), script=script)
-    run(dialects.load(dialect).rules(ledger))
+    dialects.apply(dialects.load(dialect), ledger)
     return ledger
 
 

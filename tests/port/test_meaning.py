@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recipec.port.engine import run
+from recipec.port.engine import collect
 from recipec.port.keys import Keys, keys_of
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, datasets, sharding, training
@@ -102,7 +102,7 @@ def test_report_covers_every_accelerate_config_key(tmp_path: Path) -> None:
         "mpirun_config": samples(keys_of("accelerate", "mpirun")),
     }
     ledger = ledger_of(tmp_path, content)
-    run(sharding.accelerate(ledger, ledger.sources.main))
+    collect(sharding.accelerate(ledger, ledger.sources.main))
     assert ledger.unread(ledger.sources.main) == []
 
 
@@ -120,7 +120,7 @@ def test_accelerate_config_gives_process_and_shared_device_counts(
     tmp_path: Path, keys: dict[str, Any], processes: int | None, shared: int
 ) -> None:
     ledger = ledger_of(tmp_path, {**CLUSTER, **keys})
-    launch = run(sharding.accelerate(ledger, ledger.sources.main))
+    launch = collect(sharding.accelerate(ledger, ledger.sources.main))
     assert (launch.processes, launch.shared, launch.mixed_precision) == (processes, shared, "bf16")
     spoken(ledger)
 
@@ -129,7 +129,7 @@ def test_accelerate_config_gives_process_and_shared_device_counts(
 def test_fsdp_keys_are_read_with_and_without_prefix(tmp_path: Path, prefix: str) -> None:
     section = {f"{prefix}{key.removeprefix('fsdp_')}": "true" for key in keys_of("accelerate", "fsdp")}
     ledger = ledger_of(tmp_path, {"fsdp_config": section})
-    assert run(sharding.fsdp(Keys(ledger, ledger.sources.main, "accelerate", prefix="fsdp_config.")))
+    assert collect(sharding.fsdp(Keys(ledger, ledger.sources.main, "accelerate", prefix="fsdp_config.")))
     assert ledger.value("remat.policy") == "decoder"
     spoken(ledger)
 
@@ -137,7 +137,7 @@ def test_fsdp_keys_are_read_with_and_without_prefix(tmp_path: Path, prefix: str)
 def test_report_covers_every_axolotl_fsdp_key(tmp_path: Path) -> None:
     keys = keys_of("axolotl", "FSDPConfig")
     ledger = ledger_of(tmp_path, {"fsdp_config": samples(keys)})
-    run(sharding.fsdp(Keys(ledger, ledger.sources.main, "Axolotl", prefix="fsdp_config.")))
+    collect(sharding.fsdp(Keys(ledger, ledger.sources.main, "Axolotl", prefix="fsdp_config.")))
     assert ledger.unread(ledger.sources.main) == []
 
 
@@ -155,7 +155,7 @@ def test_deepspeed_optimizer_scheduler_and_tensor_parallel_are_read(tmp_path: Pa
     ledger = ledger_of(tmp_path, content)
     keys = Keys(ledger, ledger.sources.main, "DeepSpeed")
     expected = {"gradient_clipping": 1.0, "fp16.enabled": False, "optimizer.params.betas": [0.9, 0.999]}
-    found = run(sharding.deepspeed(keys, expected))
+    found = collect(sharding.deepspeed(keys, expected))
     assert (found.optimizer, found.scheduler, found.shared) == ("AdamW", "WarmupDecayLR", 4)
     spoken(ledger)
     assert codes(ledger) == []

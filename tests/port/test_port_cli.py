@@ -17,8 +17,7 @@ from recipec.compiler.cli.main import app
 from recipec.compiler.plan.results import Point, Search
 from recipec.compiler.plan.search import SearchOptions
 from recipec.port.engine import Says
-from recipec.port.keys import Keys
-from recipec.port.ledger import Ledger
+from recipec.port.meaning.run import Run
 from recipec.port.plan import best
 from recipec.spec.commented_recipe import HEAD
 from tests.port import fake
@@ -129,15 +128,11 @@ def test_wrong_use_exits_with_2() -> None:
 
 
 def test_convert_file_is_written_only_with_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = fake.rules
+    def transform(run: Run) -> Says:
+        yield run.keys.sets("data.transform", "convert.py:row")
+        yield run.keys.file("convert.py", "def row(row):\n    return row\n")
 
-    def rules(ledger: Ledger) -> Says:
-        yield from plain(ledger)
-        keys = Keys(ledger, ledger.sources.main, fake.TITLE)
-        yield keys.sets("data.transform", "convert.py:row")
-        yield keys.file("convert.py", "def row(row):\n    return row\n")
-
-    monkeypatch.setattr(fake, "rules", rules)
+    monkeypatch.setattr(fake, "RULES", (*fake.RULES, transform))
     status, printed, errors = run(CONFIG)
     assert status == 0 and "warning[W1119]" in errors and "transform" in printed
     assert not (folder / "convert.py").exists()

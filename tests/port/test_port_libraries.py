@@ -30,7 +30,7 @@ from recipec.compiler.catalog import entries, find
 from recipec.compiler.lowering.optimization import schedule
 from recipec.compiler.python_text import source
 from recipec.port.dialects.trl import SHIPPED
-from recipec.port.engine import run
+from recipec.port.engine import collect
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, sharding, templates, training
 from recipec.port.scripts.dialects import TUNIX
@@ -216,7 +216,7 @@ def test_process_count_and_launch_settings_match_accelerate(tmp_path: Path, key:
     theirs = load_config_from_file(str(shipped))
     found = file(tmp_path, "accelerate.yaml", shipped.read_text(encoding="utf-8"))
     ledger = Ledger(Sources(found))
-    launch = run(sharding.accelerate(ledger, found))
+    launch = collect(sharding.accelerate(ledger, found))
     # Without a distributed type accelerate starts one process, whatever their number.
     processes = 1 if theirs.distributed_type.value == "NO" else theirs.num_processes
     assert (launch.processes, launch.mixed_precision) == (processes, theirs.mixed_precision)

@@ -1,0 +1,87 @@
+"""Rules that several dialects have. Each function makes one, for the list of a dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from recipec.port.common import say_common, say_start, say_tokens
+from recipec.port.engine import Rule, Says
+from recipec.port.keys import OFF, Row
+from recipec.port.meaning import experts, model_names, training
+from recipec.port.meaning.run import Run
+
+
+def follow(table: Iterable[Row], *sections: str, off: tuple[Any, ...] = ()) -> Rule[Run]:
+    """State what a table says of the keys of sections, "" or none for the file itself.
+
+    Args:
+        off: values at which a key does nothing, in addition to those of its row.
+    """
+    rows = tuple(table)
+
+    def rule(run: Run) -> Says:
+        for section in sections or ("",):
+            yield from run.section(section).follow(rows, off)
+
+    return rule
+
+
+def common(tool: str, *sections: str, off: tuple[Any, ...] = OFF) -> Rule[Run]:
+    """State the keys of sections that mean the same in every tool, "" or none for the file itself."""
+
+    def rule(run: Run) -> Says:
+        for section in sections or ("",):
+            yield from say_common(run.section(section), tool, off)
+
+    return rule
+
+
+def mappings(*names: str, section: str = "") -> Rule[Run]:
+    """State what empty sections are, and refuse those that are no mappings."""
+    return lambda run: run.section(section).mappings(names)
+
+
+def passive(names: Iterable[str], note: str, section: str = "") -> Rule[Run]:
+    """State that keys do not affect the run's numbers. The note says why."""
+    keys = tuple(names)
+    return lambda run: run.section(section).passive(keys, note)
+
+
+def unused(names: Iterable[str], note: str, section: str = "") -> Rule[Run]:
+    """State that the source's run does not read keys. The note says why."""
+    keys = tuple(names)
+    return lambda run: run.section(section).unused(keys, note)
+
+
+def directory(key: str, section: str = "") -> Rule[Run]:
+    """State the key of the folder for results."""
+    return lambda run: training.directory(run.section(section), key)
+
+
+def model(key: str, revision: str) -> Rule[Run]:
+    """State the keys that name the model and its revision. Later rules have the model in `run.named`."""
+
+    def rule(run: Run) -> Says:
+        run.named = yield from model_names.say_model(run.keys, key, revision)
+
+    return rule
+
+
+def balance(key: str, *families: str) -> Rule[Run]:
+    """State the coefficient of the load-balancing loss, which the tool adds for some families, or for all."""
+    return lambda run: experts.say_coefficient(run.keys, key, run.model, families)
+
+
+def start(key: str, of_base: bool = False) -> Rule[Run]:
+    """State the key that names an adapter to start from.
+
+    Args:
+        of_base: whether the tool's reference is the model without the adapter.
+    """
+    return lambda run: say_start(run.keys, key, of_base=of_base)
+
+
+def tokens(key: str, resizes: str = "") -> Rule[Run]:
+    """State the key that lists new tokens, with LLaMA-Factory's key that resizes the vocabulary."""
+    return lambda run: say_tokens(run.keys, key, resizes)
