@@ -113,8 +113,8 @@ def back(loaded: Loaded, lowered: Lowered, asked: Asked) -> Ported:
     if size % count:
         fits = max(n for n in range(1, count) if size % n == 0)
         message = f"{count} GPUs cannot share the {size} rows of a step equally"
-        found = Diagnostic(E1199, message, "train.global_batch_size", f"--devices {fits}")
-        return Ported(diagnostics=[replace(found, span=source.place(found.path))])
+        diagnostic = Diagnostic(E1199, message, "train.global_batch_size", f"--devices {fits}")
+        return Ported(diagnostics=[replace(diagnostic, span=source.place(diagnostic.path))])
     config = written(program, asked.tool, count, asked.place.parent)
     lines = {key: Line(value) for key, value in config.keys.items()}
     returned = _ported(flat_text(lines, []), config, asked)
@@ -123,12 +123,16 @@ def back(loaded: Loaded, lowered: Lowered, asked: Asked) -> Ported:
     if asked.devices is None:
         note = f"{ONE}, {config.recipe.train.global_batch_size}"
         ledger.findings.append(Finding("", "--devices", 1, Verdict.DEFAULTED, (), note))
-    made = Ported(title, (source.file,), rows(ledger, ledger.sources), ledger=ledger, sources=ledger.sources)
-    made.to = True
-    made.diagnostics = in_order(ledger.diagnostics)
-    made.missing = tuple(found.message for found in ledger.diagnostics if found.severity == "error")
-    made.text = flat_text({**lines, **_commented(lines, returned)}, _header(made, config, asked))
-    return made
+    ported = Ported(
+        title, (source.file,), rows(ledger, ledger.sources), ledger=ledger, sources=ledger.sources
+    )
+    ported.to = True
+    ported.diagnostics = in_order(ledger.diagnostics)
+    ported.missing = tuple(
+        diagnostic.message for diagnostic in ledger.diagnostics if diagnostic.severity == "error"
+    )
+    ported.text = flat_text({**lines, **_commented(lines, returned)}, _header(ported, config, asked))
+    return ported
 
 
 def _source(loaded: Loaded) -> Source:
@@ -170,10 +174,10 @@ def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None
     came = dict(_leaves(there))
     for path, value in _leaves(recipe):
         row = next((row for at in reversed([*prefixes(path)]) for row in LEFT if at in row.keys), None)
-        said = [each for each in returned.findings if path in each.recipe and each.file]
-        keys = {each.key: None for each in said}
-        notes = dict.fromkeys(each.note for each in said if each.verdict is Verdict.APPROXIMATED)
-        given = source.has(path)
+        findings = [finding for finding in returned.findings if path in finding.recipe and finding.file]
+        keys = {finding.key: None for finding in findings}
+        notes = dict.fromkeys(finding.note for finding in findings if finding.verdict is Verdict.APPROXIMATED)
+        stands = source.has(path)
         retold = _retold(path, recipe, returned)
         notes |= {retold: None} if retold else {}
         notes |= {CUT: None} if path in ("data.train", "data.eval") and _cut(recipe, there, path) else {}
@@ -182,7 +186,7 @@ def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None
             same = _own(recipe.data, value) == _own(there.data, came[path])
         # Where a value affects learning, a dialect writes out the tool's default, so an equal value suffices.
         # Any other value that the recipe gives must come from a key of the config.
-        same = same and (row is None or not given or path in returned.lines)
+        same = same and (row is None or not stands or path in returned.lines)
         verdict, note = Verdict.EXACT, ""
         if same and any(notes):
             verdict, note = Verdict.APPROXIMATED, "; ".join(filter(None, notes))
@@ -193,17 +197,17 @@ def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None
             note, way = _lost(path, came, config)
             if note != CONSEQUENCE:
                 ledger.diagnostics.append(_learned(source, path, note, title, way))
-        if given:
+        if stands:
             ledger.findings.append(Finding(source.file, path, source.get(path), verdict, (*keys,), note))
         elif keys or (_trains(path) and (verdict is Verdict.UNSUPPORTED or (not same and bool(note)))):
             note = "; ".join(filter(None, ("the recipe's default", note)))
             plain = verdict is Verdict.EXACT
             verdict = Verdict.DEFAULTED if plain else verdict
             ledger.findings.append(Finding("", path, value, verdict, (*keys,), note))
-    own = {key: path for path, key in direct(config.tool).items()}
-    refused = [each for each in returned.diagnostics if each.severity == "error"]
-    for each in refused if not ledger.diagnostics else ():
-        ledger.diagnostics.append(_learned(source, own.get(each.path, ""), each.message, title))
+    direct_keys = {key: path for path, key in direct(config.tool).items()}
+    refused = [finding for finding in returned.diagnostics if finding.severity == "error"]
+    for finding in refused if not ledger.diagnostics else ():
+        ledger.diagnostics.append(_learned(source, direct_keys.get(finding.path, ""), finding.message, title))
 
 
 def _trains(path: str) -> bool:
@@ -263,8 +267,8 @@ def _retold(path: str, recipe: Recipe, returned: Ledger) -> str | None:
     """Say how instruction rows differ that come back as messages."""
     data = recipe.data
     columns = alpaca(data.fields)
-    made = conversion.alpaca(conversion.Alpaca(**{"query": None, **columns}), False)
-    if data.format != "instruction" or data.transform or returned.files.get(conversion.FILE) != made:
+    transform = conversion.alpaca(conversion.Alpaca(**{"query": None, **columns}), False)
+    if data.format != "instruction" or data.transform or returned.files.get(conversion.FILE) != transform:
         return None
     unnamed = [f"`{name}`" for key, name in ALPACA.items() if key not in columns]
     if path == "data.format":
@@ -290,18 +294,18 @@ def _returned(recipe: Recipe, config: Config, returned: Ledger) -> Any:
     axes = {"accelerator": "v5p-8", "axes": {"fsdp": 4}}
     lines = {**returned.lines, "recipe": Line(VERSION), "name": Line(recipe.name)}
     lines |= {f"mesh.{key}": Line(value) for key, value in axes.items()}
-    made = load(config.program.source, text=recipe_text(lines, []))
-    return made.recipe or made.tentative
+    loaded = load(config.program.source, text=recipe_text(lines, []))
+    return loaded.recipe or loaded.tentative
 
 
 def _alike(path: str, here: Any, there: Any, config: Config) -> bool:
     if path in ("data.train", "data.eval"):
-        if any(one.path.endswith(".array_record") for one in here):  # `datasets` cannot read these
+        if any(source.path.endswith(".array_record") for source in here):  # `datasets` cannot read these
             return False
-        return [_place(one) for one in here] == [_place(one) for one in there]
+        return [_place(source) for source in here] == [_place(source) for source in there]
     if path in ("lora.targets", "lora.layers"):
-        found, layers = express(config.model, config.sites)
-        return sorted(there) == sorted(found) if path == "lora.targets" else there == layers
+        targets, layers = express(config.model, config.sites)
+        return sorted(there) == sorted(targets) if path == "lora.targets" else there == layers
     if path == "data.fields":
         return _renamed(here) == _renamed(there)
     if path == "data.transform":  # the port writes its own file, which never equals the recipe's
@@ -318,10 +322,13 @@ def _alike(path: str, here: Any, there: Any, config: Config) -> bool:
 def _own(data: Data, sources: Sequence[DataSource]) -> list[Any]:
     """Return the form of the rows of each source, or [] if no source has a form of its own."""
     names = ("format", "fields", "transform", "chat_template", "loss_on")
-    if all(getattr(one, name) is None for one in (*data.train, *data.eval) for name in names):
+    if all(getattr(source, name) is None for source in (*data.train, *data.eval) for name in names):
         return []
-    held = [data.of(one) for one in sources]
-    return [(one.format, _renamed(one.fields), one.transform, one.chat_template, one.loss_on) for one in held]
+    held = [data.of(source) for source in sources]
+    return [
+        (source.format, _renamed(source.fields), source.transform, source.chat_template, source.loss_on)
+        for source in held
+    ]
 
 
 CUT = "the tool cuts samples of a source that are too long in another way"
@@ -329,19 +336,19 @@ CUT = "the tool cuts samples of a source that are too long in another way"
 
 def _cut(recipe: Recipe, there: Recipe, path: str) -> bool:
     """Return whether sources differ in data.overlong, while the recipes' own values are the same."""
-    own, other = (
-        [one.data.of(source).overlong for source in getattr(one.data, path.partition(".")[2])]
-        for one in (recipe, there)
+    ours, other = (
+        [form.data.of(source).overlong for source in getattr(form.data, path.partition(".")[2])]
+        for form in (recipe, there)
     )
-    return recipe.data.overlong == there.data.overlong and own != other
+    return recipe.data.overlong == there.data.overlong and ours != other
 
 
-def _place(one: Any) -> tuple[Any, ...]:
-    split = one.split or "train"
-    split = f"{split}[:{one.limit}]" if one.limit and "[" not in split else split
-    nested = one.limit if one.limit and "[" in (one.split or "") else None
-    path = one.path if "://" in one.path else PurePosixPath(one.path).as_posix()
-    return path, one.weight, one.config, split, nested
+def _place(source: Any) -> tuple[Any, ...]:
+    split = source.split or "train"
+    split = f"{split}[:{source.limit}]" if source.limit and "[" not in split else split
+    nested = source.limit if source.limit and "[" in (source.split or "") else None
+    path = source.path if "://" in source.path else PurePosixPath(source.path).as_posix()
+    return path, source.weight, source.config, split, nested
 
 
 def _renamed(fields: Mapping[str, str]) -> dict[str, str]:
@@ -351,9 +358,9 @@ def _renamed(fields: Mapping[str, str]) -> dict[str, str]:
 def _commented(lines: Mapping[str, Line], returned: Ledger) -> dict[str, Line]:
     """Return the keys that do not come back exactly, with the reasons as comments."""
     return {
-        each.key: Line(lines[each.key].value, each.note)
-        for each in returned.findings
-        if each.key in lines and each.verdict is Verdict.APPROXIMATED
+        finding.key: Line(lines[finding.key].value, finding.note)
+        for finding in returned.findings
+        if finding.key in lines and finding.verdict is Verdict.APPROXIMATED
     }
 
 
@@ -376,14 +383,14 @@ SPREAD = {
 """How to run a config, on one GPU and on several. TRL has no commands for ORPO and CPO."""
 
 
-def _header(made: Ported, config: Config, asked: Asked) -> list[str]:
+def _header(ported: Ported, config: Config, asked: Asked) -> list[str]:
     lines = []
-    if made.missing:
+    if ported.missing:
         lines += ["PARTIAL: this config is not the run of its recipe. What is missing:"]
-        lines += [*(f"- {sentence}" for sentence in made.missing), ""]
+        lines += [*(f"- {sentence}" for sentence in ported.missing), ""]
     objective = config.recipe.train.objective
     kind = objective if asked.tool == "trl" and objective in RUN else asked.tool
     way = (SPREAD if config.devices > 1 else RUN)[kind]
-    name = Path(made.files[0]).name
-    lines.append(f"Written by `recipe port --to {asked.tool}` from {name}: {summary(made.rows)}.")
+    name = Path(ported.files[0]).name
+    lines.append(f"Written by `recipe port --to {asked.tool}` from {name}: {summary(ported.rows)}.")
     return [*lines, f"Run it: {way.format(objective=objective, config=asked.place.name)}"]

@@ -138,9 +138,9 @@ class Config:
 
     def start(self, key: str) -> None:
         """Set the adapter that training starts from, if it is a folder."""
-        given = self.recipe.lora.start_from if self.recipe.lora else None
-        if given is not None and "://" not in given:
-            self.keys[key] = given
+        adapter = self.recipe.lora.start_from if self.recipe.lora else None
+        if adapter is not None and "://" not in adapter:
+            self.keys[key] = adapter
 
     @property
     def new_tokens(self) -> list[str]:
@@ -152,9 +152,9 @@ class Config:
     def saved_modules(self) -> list[str]:
         """PEFT's names of the modules that are trained whole, [] if one of them is another expression."""
         wanted = self.recipe.lora.modules_to_save if self.recipe.lora else []
-        names = [re.sub(r"\\(.)", r"\1", one.removeprefix(".*")) for one in wanted]
-        made = [name if name in SINGLE else f".*{re.escape(name)}" for name in names]
-        return names if made == wanted else []
+        names = [re.sub(r"\\(.)", r"\1", pattern.removeprefix(".*")) for pattern in wanted]
+        patterns = [name if name in SINGLE else f".*{re.escape(name)}" for name in names]
+        return names if patterns == wanted else []
 
     def batches(self, micro: str) -> None:
         """Set the rows of a GPU's micro-batch, and the micro-batches of a step."""
@@ -212,14 +212,14 @@ def moved(recipe: Recipe, before: Path, after: Path) -> Recipe:
     def template(text: str | None) -> str | None:
         return path(text) if text and "{" not in text else text
 
-    def source(one: DataSource) -> DataSource:
-        update = {"path": path(one.path), "chat_template": template(one.chat_template)}
-        return one.model_copy(update=update)
+    def source(entry: DataSource) -> DataSource:
+        update = {"path": path(entry.path), "chat_template": template(entry.chat_template)}
+        return entry.model_copy(update=update)
 
     sets: dict[str, Any] = {name: [*map(source, getattr(data, name))] for name in ("train", "eval")}
     sets["chat_template"] = template(data.chat_template)
-    own = {"id": path(model.id)} if model.id.startswith(".") else {}
-    update: dict[str, Any] = {"data": data.model_copy(update=sets), "model": model.model_copy(update=own)}
+    local = {"id": path(model.id)} if model.id.startswith(".") else {}
+    update: dict[str, Any] = {"data": data.model_copy(update=sets), "model": model.model_copy(update=local)}
     if recipe.lora is not None and recipe.lora.start_from is not None:
         begun = {"start_from": path(recipe.lora.start_from)}
         update["lora"] = recipe.lora.model_copy(update=begun)
@@ -228,13 +228,13 @@ def moved(recipe: Recipe, before: Path, after: Path) -> Recipe:
 
 def _accelerate(config: Config) -> dict[str, Any]:
     mixed = "bf16" if config.recipe.model.dtype == "bfloat16" else "no"
-    made: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "mixed_precision": mixed}
-    made |= {"num_machines": 1, "num_processes": config.devices}
+    settings: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "mixed_precision": mixed}
+    settings |= {"num_machines": 1, "num_processes": config.devices}
     if config.recipe.lora is not None and config.recipe.lora.quantize:
-        return {**made, "distributed_type": "MULTI_GPU"}
+        return {**settings, "distributed_type": "MULTI_GPU"}
     fsdp = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     fsdp |= {"fsdp_reshard_after_forward": True, "fsdp_state_dict_type": "FULL_STATE_DICT"}
-    return {**made, "distributed_type": "FSDP", "fsdp_config": fsdp}
+    return {**settings, "distributed_type": "FSDP", "fsdp_config": fsdp}
 
 
 def _trl(config: Config) -> None:
@@ -245,8 +245,8 @@ def _trl(config: Config) -> None:
     keys["use_peft"] = recipe.lora is not None
     if recipe.lora is not None:
         keys |= {"use_dora": True} if recipe.lora.kind == "dora" else {}
-        found, regular, parameters = targets(config)
-        keys["lora_target_modules"] = [regular] if regular else found
+        names, regular, parameters = targets(config)
+        keys["lora_target_modules"] = [regular] if regular else names
         keys |= {"lora_target_parameters": parameters} if parameters else {}
         if recipe.lora.quantize == "nf4":
             keys |= {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": False}
@@ -267,8 +267,8 @@ def _trl_sources(config: Config) -> None:
     """Write a single data set by name if TRL can evaluate on one of its splits, else a mixture."""
     data, keys = config.recipe.data, config.keys
     first, held = data.train[0], data.eval[:1]
-    alike = all((one.path, one.config) == (first.path, first.config) for one in held)
-    plain = all(_is_hub(one) and "[" not in (_split(one) or "") for one in (first, *held))
+    alike = all((entry.path, entry.config) == (first.path, first.config) for entry in held)
+    plain = all(_is_hub(entry) and "[" not in (_split(entry) or "") for entry in (first, *held))
     if len(data.train) == 1 and len(data.eval) < 2 and alike and plain and data.eval_fraction is None:
         keys |= {"dataset_name": first.path.removeprefix("hf://"), "dataset_train_split": _split(first)}
         keys |= {"dataset_config": first.config} if first.config else {}
@@ -302,8 +302,8 @@ def _trl_rows(config: Config) -> None:
     if data.chat_template and "{" in data.chat_template:
         config.beside[TEMPLATE] = data.chat_template
     if data.chat_template or recipe.model.tokenizer:
-        own = TEMPLATE if TEMPLATE in config.beside else data.chat_template
-        keys["chat_template_path"] = own or recipe.model.tokenizer
+        template = TEMPLATE if TEMPLATE in config.beside else data.chat_template
+        keys["chat_template_path"] = template or recipe.model.tokenizer
 
 
 def _llamafactory(config: Config) -> None:
@@ -332,9 +332,9 @@ def _llamafactory(config: Config) -> None:
     info = config.beside.setdefault(INFO, {})
     for key, sources in (("dataset", data.train), ("eval_dataset", data.eval)):
         names = [f"{recipe.name}-{key}-{number + 1}" for number in range(len(sources))]
-        info |= {name: _entry(config, one) for name, one in zip(names, sources, strict=True)}
+        info |= {name: _entry(config, source) for name, source in zip(names, sources, strict=True)}
         keys |= {key: ",".join(names)} if names else {}
-    shares = [one.weight for one in data.train]
+    shares = [source.weight for source in data.train]
     if len(set(shares)) > 1:
         keys["mix_strategy"] = "interleave_under"
         keys["interleave_probs"] = ",".join(f"{share / sum(shares):g}" for share in shares)
@@ -370,8 +370,8 @@ def _template(config: Config) -> dict[str, Any]:
     text = (config.recipe.data.chat_template or "").rstrip("\n")
     for name in templates.LLAMAFACTORY:
         for thinking in (True, False):
-            made = templates.llamafactory(name, config.model, thinking)
-            if made.sets["data.chat_template"].rstrip("\n") == text:
+            template = templates.llamafactory(name, config.model, thinking)
+            if template.sets["data.chat_template"].rstrip("\n") == text:
                 return {"template": name, "enable_thinking": thinking}
     return {}
 
@@ -379,19 +379,19 @@ def _template(config: Config) -> dict[str, Any]:
 def _entry(config: Config, source: DataSource) -> dict[str, Any]:
     data, text = config.recipe.data, config.recipe.data.format == "text"
     hub = _is_hub(source)
-    made = {"hf_hub_url": source.path.removeprefix("hf://")} if hub else {"file_name": source.path}
-    made |= _given({"subset": source.config, "split": _split(source)})
+    entry = {"hf_hub_url": source.path.removeprefix("hf://")} if hub else {"file_name": source.path}
+    entry |= _given({"subset": source.config, "split": _split(source)})
     named = dict(data.fields)
     if text:
-        return {**made, "formatting": "alpaca", "columns": {"prompt": named.get("text", "text")}}
+        return {**entry, "formatting": "alpaca", "columns": {"prompt": named.get("text", "text")}}
     if data.format == "instruction":
-        return {**made, "formatting": "alpaca", "columns": alpaca(named)}
+        return {**entry, "formatting": "alpaca", "columns": alpaca(named)}
     columns = {"messages": named.get("messages", "messages")}
     tags = {"role_tag": named.get("role", "role"), "content_tag": named.get("content", "content")}
     for role in ("user", "assistant", "system"):
         tags[f"{role}_tag"] = role
     tags |= {"observation_tag": "tool", "function_tag": "function_call"}
-    return {**made, "formatting": "sharegpt", "columns": columns, "tags": tags}
+    return {**entry, "formatting": "sharegpt", "columns": columns, "tags": tags}
 
 
 def alpaca(fields: Mapping[str, str]) -> dict[str, str]:
@@ -417,8 +417,8 @@ def _axolotl(config: Config) -> None:
         keys |= {"lora_modules_to_save": config.saved_modules} if config.saved_modules else {}
         keys["adapter"] = "qlora" if lora.quantize == "nf4" else "lora"
         keys |= {"peft_use_dora": True} if lora.kind == "dora" else {}
-        found, regular, parameters = targets(config)
-        keys["lora_target_modules"] = regular or found
+        names, regular, parameters = targets(config)
+        keys["lora_target_modules"] = regular or names
         keys |= {"lora_target_parameters": parameters} if parameters else {}
         if lora.trainable_tokens and all(isinstance(token, int) for token in lora.trainable_tokens):
             keys["peft_trainable_token_indices"] = [*lora.trainable_tokens]
@@ -452,8 +452,8 @@ def _axolotl(config: Config) -> None:
         keys |= {"eot_tokens": [marks[1]]} if marks and not data.chat_template else {}
     keys["train_on_inputs"] = data.loss_on == "all" and data.format != "text"
     config.direct("data")
-    own = {"error": "raise", "split": "drop"}  # it splits texts in any case
-    keys["excess_length_strategy"] = own.get(data.overlong, data.overlong)
+    strategies = {"error": "raise", "split": "drop"}  # it splits texts in any case
+    keys["excess_length_strategy"] = strategies.get(data.overlong, data.overlong)
     if train.objective == "sft":
         keys["sample_packing"] = data.packing
     if train.loss_type == "eaft":
@@ -486,24 +486,24 @@ def _axolotl(config: Config) -> None:
 def _rows(config: Config, source: DataSource) -> dict[str, Any]:
     data = config.recipe.data.of(source)
     named = {name: there for name, there in data.fields.items() if name != there}
-    made = {"path": source.path.removeprefix("hf://"), "name": source.config, "split": _split(source)}
+    entry = {"path": source.path.removeprefix("hf://"), "name": source.config, "split": _split(source)}
     if not _is_hub(source) and reader(source.path):
-        made["ds_type"] = reader(source.path)
+        entry["ds_type"] = reader(source.path)
     if data.format == "text":
-        return {**_given(made), "type": "completion", "field": named.get("text", "text")}
+        return {**_given(entry), "type": "completion", "field": named.get("text", "text")}
     if data.format == "prompt_completion":
         columns = (named.get("prompt", "prompt"), named.get("completion", "completion"))
         plain = {"format": "{instruction}", "no_input_format": "{instruction}"}
-        own = {"field_instruction": columns[0], "field_output": columns[1], **plain}
-        return {**_given(made), "type": own}
+        type_keys = {"field_instruction": columns[0], "field_output": columns[1], **plain}
+        return {**_given(entry), "type": type_keys}
     if data.format == "unpaired_preference":
-        own = {f"field_{name}": there for name, there in named.items()}
-        return {**_given(made), **({"type": own} if own else {})}
+        type_keys = {f"field_{name}": there for name, there in named.items()}
+        return {**_given(entry), **({"type": type_keys} if type_keys else {})}
     if data.format == "preference":
         if not named and config.recipe.train.objective != "orpo":
-            return {**_given(made), "type": "passthrough.default"}
-        made |= {"field_chosen": named.get("chosen"), "field_rejected": named.get("rejected")}
-    made |= {"field_messages": named.get("messages"), "field_tools": named.get("tools")}
+            return {**_given(entry), "type": "passthrough.default"}
+        entry |= {"field_chosen": named.get("chosen"), "field_rejected": named.get("rejected")}
+    entry |= {"field_messages": named.get("messages"), "field_tools": named.get("tools")}
     turned = {name: named[name] for name in ("role", "content") if name in named}
     mapped = {"message_property_mappings": turned} if turned else {}
     argilla = {"dpo": ".argilla_chat", "cpo": ".argilla_chat", "orpo": ".argilla"}
@@ -513,7 +513,7 @@ def _rows(config: Config, source: DataSource) -> dict[str, Any]:
     marked = {"message_field_training": named["weight"]} if "weight" in named else {}
     template = source.chat_template
     written = {"chat_template": "jinja", "chat_template_jinja": template} if template else {}
-    return {**_given(made), "type": kind, **mapped, **roles, **marked, **written}
+    return {**_given(entry), "type": kind, **mapped, **roles, **marked, **written}
 
 
 WRITERS: Mapping[str, Callable[[Config], None]] = {
@@ -573,18 +573,18 @@ def _held(config: Config) -> bool:
 
 
 def _optimizer(config: Config, key: str) -> None:
-    given = config.recipe.train.optimizer
-    config.keys[key] = OPTIMIZERS[given.name]
-    if given.name == "muon" and config.tool == "llamafactory":
+    optimizer = config.recipe.train.optimizer
+    config.keys[key] = OPTIMIZERS[optimizer.name]
+    if optimizer.name == "muon" and config.tool == "llamafactory":
         config.keys["use_muon"] = True
-    unused = {"adamw": (), "muon": (), "lion": ("eps",)}.get(given.name, ("b1", "b2", "eps"))
+    unused = {"adamw": (), "muon": (), "lion": ("eps",)}.get(optimizer.name, ("b1", "b2", "eps"))
     for name in unused:
         config.keys.pop(direct(config.tool)[f"train.optimizer.{name}"])
-    if given.name == "sgd":
-        config.keys["optim_args"] = f"momentum={given.momentum}"
-    if given.name == "rmsprop":
-        config.keys["optim_args"] = f"alpha={given.b2},eps={given.eps},momentum={given.momentum}"
-    if given.max_grad_norm is None:
+    if optimizer.name == "sgd":
+        config.keys["optim_args"] = f"momentum={optimizer.momentum}"
+    if optimizer.name == "rmsprop":
+        config.keys["optim_args"] = f"alpha={optimizer.b2},eps={optimizer.eps},momentum={optimizer.momentum}"
+    if optimizer.max_grad_norm is None:
         config.keys["max_grad_norm"] = 0.0
 
 

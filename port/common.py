@@ -117,17 +117,17 @@ def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> Says:
     sft = keys.ledger.value("train.objective") in (None, "sft")
     for key in ("modules_to_save", "lora_modules_to_save", "additional_target"):
         if adapted and key not in keys.stated and keys.given(key) and keys.value(key) not in off:
-            given = keys.texts(key) or []
-            names = [name.strip() for name in (given.split(",") if isinstance(given, str) else given)]
+            modules = keys.texts(key) or []
+            names = [name.strip() for name in (modules.split(",") if isinstance(modules, str) else modules)]
             tied = _tied(keys) and "embed_tokens" in names
-            made = [
+            patterns = [
                 name if name in SINGLE else f".*{re.escape(name)}"
                 for name in names
                 if not (tied and name == "lm_head")
             ]
-            made = list(dict.fromkeys([*(keys.ledger.value("lora.modules_to_save") or ()), *made]))
+            patterns = list(dict.fromkeys([*(keys.ledger.value("lora.modules_to_save") or ()), *patterns]))
             apart = tied and not keys.flag("peft_ensure_weight_tying")
-            yield keys.say(key, {"lora.modules_to_save": made}, f"{TIED}; {WHOLE}" if apart else WHOLE)
+            yield keys.say(key, {"lora.modules_to_save": patterns}, f"{TIED}; {WHOLE}" if apart else WHOLE)
     for key in ("trainable_token_indices", "peft_trainable_token_indices"):
         if adapted and key not in keys.stated and keys.given(key) and keys.value(key) not in off:
             yield from adapters.say_tokens(keys, key)
@@ -174,8 +174,8 @@ def say_start(keys: Keys, key: str, *, of_base: bool = False) -> Says:
     Args:
         of_base: whether the tool's reference is the model without the adapter.
     """
-    given = keys.texts(key) if keys.given(key) and key not in keys.stated else None
-    names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given or ())
+    value = keys.texts(key) if keys.given(key) and key not in keys.stated else None
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value or ())
     if len(names) != 1 or not names[0] or keys.ledger.value("lora.rank") is None:
         return
     objective = OBJECTIVES[keys.ledger.value("train.objective") or "sft"]
@@ -200,8 +200,8 @@ def say_tokens(keys: Keys, key: str, resizes: str = "") -> Says:
         resizes: the key of LLaMA-Factory that resizes the vocabulary. Adapters are then trained with the
             embedding and the output head, unless the file names other modules.
     """
-    given = keys.texts(key) if keys.given(key) else None
-    names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
+    value = keys.texts(key) if keys.given(key) else None
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if names:
         rows = grown(keys, len(names))
         sets = {"model.add_tokens": dict.fromkeys(names), **({"model.vocab_size": rows} if rows else {})}
@@ -211,10 +211,10 @@ def say_tokens(keys: Keys, key: str, resizes: str = "") -> Says:
     grows = resizes and (names or keys.flag(resizes)) and keys.ledger.value("lora.rank") is not None
     if grows and not keys.given("additional_target"):
         tied = _tied(keys)
-        made = ["embed_tokens"] if tied else ["embed_tokens", "lm_head"]
+        modules = ["embed_tokens"] if tied else ["embed_tokens", "lm_head"]
         note = f"{keys.tool} trains them in a resized vocabulary; {f'{TIED}; ' if tied else ''}{WHOLE}"
         yield keys.default(
-            "additional_target", ["embed_tokens", "lm_head"], {"lora.modules_to_save": made}, note
+            "additional_target", ["embed_tokens", "lm_head"], {"lora.modules_to_save": modules}, note
         )
         yield keys.same(resizes, note="it trains the modules of additional_target")
 

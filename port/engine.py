@@ -140,9 +140,9 @@ def record(statement: Statement) -> None:
         case Verb.UNLESS | Verb.LEARNED | Verb.ANEW:
             _switch(statement)
             return
-    told = key in section.stated
+    stated = key in section.stated
     section.stated.add(key)
-    if told:
+    if stated:
         _set(statement)
     elif statement.verb is Verb.DIFFERS:
         ledger.approximated(source, path, statement.sets, note)

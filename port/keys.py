@@ -152,8 +152,8 @@ class Keys:
     def below(self, key: str, defaults: Mapping[str, Any] | None = None) -> Keys:
         """Return the keys of a section within this one."""
         if key not in self.sections:
-            made = Keys(self.ledger, self.source, self.tool, defaults or {}, f"{self.prefix}{key}.")
-            self.sections[key] = made
+            section = Keys(self.ledger, self.source, self.tool, defaults or {}, f"{self.prefix}{key}.")
+            self.sections[key] = section
         return self.sections[key]
 
     def stands(self, key: str) -> bool:
@@ -166,72 +166,72 @@ class Keys:
 
     def value(self, key: str) -> Any:
         """Return the key's value, or else its default, or None if it has neither."""
-        found = self.source.get(self.prefix + key)
-        return self.defaults.get(key) if found is MISSING or found is None else found
+        value = self.source.get(self.prefix + key)
+        return self.defaults.get(key) if value is MISSING or value is None else value
 
     def number(self, key: str) -> float | None:
         """Return a number, which may be text (PyYAML reads 1e-4 as text).
 
         Any other value is an error, and the default is returned.
         """
-        found = self.value(key)
-        if found is None:
+        value = self.value(key)
+        if value is None:
             return None
-        made = as_number(found)
-        if made is None:
-            large = str(found).lstrip("+-").isdigit() or isinstance(found, float)
+        number = as_number(value)
+        if number is None:
+            large = str(value).lstrip("+-").isdigit() or isinstance(value, float)
             return self._wrong(key, "a number below 1e30" if large else "a number")
-        return made
+        return number
 
     def integer(self, key: str) -> int | None:
         """Return a whole number, under the rules of `number`."""
-        found = self.number(key)
-        if found is None or int(found) == found:
-            return None if found is None else int(found)
+        number = self.number(key)
+        if number is None or int(number) == number:
+            return None if number is None else int(number)
         return self._wrong(key, "a whole number")
 
     def flag(self, key: str) -> bool:
         """Return a switch. Any other value is an error, and the default, or else False, is returned."""
-        found = self.value(key)
-        if found is None or isinstance(found, bool):
-            return bool(found)
-        if str(found).lower() in (*TRUE, *FALSE):
-            return str(found).lower() in TRUE
+        value = self.value(key)
+        if value is None or isinstance(value, bool):
+            return bool(value)
+        if str(value).lower() in (*TRUE, *FALSE):
+            return str(value).lower() in TRUE
         return bool(self._wrong(key, "true or false"))
 
     def text(self, key: str) -> str | None:
         """Return a text. Any other value is an error, and the default is returned."""
-        found = self.value(key)
-        if found is None or isinstance(found, str):
-            return found
+        value = self.value(key)
+        if value is None or isinstance(value, str):
+            return value
         return self._wrong(key, "a text")
 
     def texts(self, key: str) -> list[str] | str | None:
         """Return a text or a list of texts. Any other value is an error, and the default is returned."""
-        found = self.value(key)
-        if found is None or isinstance(found, str):
-            return found
-        if isinstance(found, list) and all(isinstance(item, str) for item in found):
-            return found
+        value = self.value(key)
+        if value is None or isinstance(value, str):
+            return value
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return value
         return self._wrong(key, "a text, or a list of texts")
 
     def listed(self, key: str) -> list[str]:
         """Return a list of texts, as `texts` does. A single text counts as a list of one."""
-        found = self.texts(key) or []
-        return [found] if isinstance(found, str) else found
+        texts = self.texts(key) or []
+        return [texts] if isinstance(texts, str) else texts
 
     def mapping(self, key: str) -> dict[str, Any]:
         """Return a mapping, {} for none."""
-        found = self.value(key)
-        if found is None or isinstance(found, dict):
-            return found or {}
+        value = self.value(key)
+        if value is None or isinstance(value, dict):
+            return value or {}
         return self._wrong(key, "a mapping") or {}
 
     def choice(self, key: str, choices: Iterable[str]) -> str | None:
         """Return one of the choices. Any other value is an error, and the default is returned."""
-        found, known = self.value(key), list(choices)
-        if found is None or found in known:
-            return found
+        value, known = self.value(key), list(choices)
+        if value is None or value in known:
+            return value
         return self._wrong(key, listing(known, "or"))
 
     def say(self, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> Statement:
@@ -326,10 +326,10 @@ class Keys:
     def mappings(self, names: Iterable[str]) -> Says:
         """State what empty sections are, and refuse those that are no mappings. Other keys are in them."""
         for name in names:
-            found = self.source.get(self.prefix + name)
-            if found is MISSING or name in self.stated or (isinstance(found, dict) and found):
+            section = self.source.get(self.prefix + name)
+            if section is MISSING or name in self.stated or (isinstance(section, dict) and section):
                 continue
-            if not found and found is not False:
+            if not section and section is not False:
                 yield self.same(name, note="empty: the same as without the key")
             else:
                 yield self.refuse(
@@ -400,13 +400,13 @@ class Keys:
                         yield keys.say(key, {target: getattr(keys, kind)(key)}, row.note)
 
     def _wrong(self, key: str, what: str) -> Any:
-        found = self.source.get(self.prefix + key)
+        value = self.source.get(self.prefix + key)
         name = (self.prefix + key).rpartition(".")[2]
         default = self.defaults.get(key)
         way = f"{name}: {_plain(default)}" if default is not None else "correct the value, or remove the key"
         record(
             self.refuse(
-                key, E1160, f"`{self.prefix}{key}` must be {what} in {self.tool}, not {shown(found)}", way
+                key, E1160, f"`{self.prefix}{key}` must be {what} in {self.tool}, not {shown(value)}", way
             )
         )
         return default
@@ -460,8 +460,8 @@ def tools() -> Mapping[str, Any]:
 
 def keys_of(tool: str, *sections: str) -> dict[str, list[Any]]:
     """Return the keys of some sections: [type] if the key is required, else [type, default]."""
-    found = tools()[tool]["sections"]
-    return {key: entry for section in sections for key, entry in found[section].items()}
+    of_tool = tools()[tool]["sections"]
+    return {key: entry for section in sections for key, entry in of_tool[section].items()}
 
 
 def defaults_of(tool: str, *sections: str) -> dict[str, Any]:

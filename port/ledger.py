@@ -123,8 +123,10 @@ class Ledger:
 
     def refused(self, source: Source, key: str, code: Code, message: str, help: str) -> None:
         """Refuse a key that the run cannot do without: add an error at its place, and record the key."""
-        told = any(each.path == key and each.severity == "error" for each in self.diagnostics)
-        if told and not source.has(key):
+        reported = any(
+            diagnostic.path == key and diagnostic.severity == "error" for diagnostic in self.diagnostics
+        )
+        if reported and not source.has(key):
             return  # a value that was removed from the file
         self.unsupported(source, key, message)
         self.diagnostics.append(Diagnostic(code, message, key, help, source.place(key)))
@@ -132,8 +134,8 @@ class Ledger:
     def defaulted(self, key: str, value: Any, sets: Mapping[str, Any], note: str) -> None:
         """Record the tool's default for a key that is in no file, and write it into the recipe."""
         self.findings.append(Finding("", key, value, Verdict.DEFAULTED, tuple(sets), note))
-        for path, made in sets.items():
-            self.lines[path] = Line(made, note)
+        for path, setting in sets.items():
+            self.lines[path] = Line(setting, note)
 
     def set(self, path: str, value: Any, comment: str = "") -> None:
         """Set a value of the recipe that depends on several keys. Those keys are recorded separately."""
@@ -149,7 +151,7 @@ class Ledger:
         """Take a path out of the recipe; the keys that set it set another path instead."""
         if self.lines.pop(path, None) is not None:
             self.findings = [
-                replace(finding, recipe=tuple(to if each == path else each for each in finding.recipe))
+                replace(finding, recipe=tuple(to if target == path else target for target in finding.recipe))
                 for finding in self.findings
             ]
 
@@ -163,8 +165,8 @@ class Ledger:
 
         A finding on a section ("datasets[0]") counts for everything below it.
         """
-        said = {finding.key for finding in self.findings if finding.file == source.file}
-        return [key for key in source.leaves() if not any(prefix in said for prefix in prefixes(key))]
+        stated = {finding.key for finding in self.findings if finding.file == source.file}
+        return [key for key in source.leaves() if not any(prefix in stated for prefix in prefixes(key))]
 
     def _record(
         self,
@@ -178,8 +180,8 @@ class Ledger:
         value = source.get(key)
         shown = None if value is MISSING else value
         self.findings.append(Finding(source.file, key, shown, verdict, tuple(sets), note, source.span(key)))
-        for path, made in sets.items():
-            self.lines[path] = Line(made, note if comment else "")
+        for path, setting in sets.items():
+            self.lines[path] = Line(setting, note if comment else "")
 
 
 def prefixes(key: str) -> Iterable[str]:

@@ -212,8 +212,8 @@ def _model(run: Run) -> Says:
     yield from _config(keys, "text_config", named)
     if not keys.flag("force_hf") and not quantized:
         yield from _predictions(keys, run.model)
-    for each in (keys, keys.below("config"), keys.below("text_config")):
-        yield from each.passive(PREDICTIONS, "no loss of layers that predict further tokens is added")
+    for section in (keys, keys.below("config"), keys.below("text_config")):
+        yield from section.passive(PREDICTIONS, "no loss of layers that predict further tokens is added")
 
 
 def _base(keys: Keys) -> tuple[str, str] | None:
@@ -257,22 +257,24 @@ def _configured(keys: Keys) -> Statements[Named | None]:
 
 def _config(keys: Keys, name: str, named: Named | None, weights: str | None = None) -> Says:
     """State the keys of config.json that a section replaces: recipec keeps the published ones."""
-    found = keys.value(name)
-    if not isinstance(found, dict):
+    overrides = keys.value(name)
+    if not isinstance(overrides, dict):
         yield keys.learned(name, (), "recipec uses config.json unchanged")
         return
-    own = keys.below(name)
-    yield from own.follow(OF_CONFIG)
+    section = keys.below(name)
+    yield from section.follow(OF_CONFIG)
     for key in ("pretrained_model_name_or_path", "name_or_path"):
-        if own.value(key) != weights:
-            yield own.learned(key, (), f"NeMo AutoModel loads the weights of {weights} into another model")
-        yield own.same(key, note="the model's name")
+        if section.value(key) != weights:
+            yield section.learned(
+                key, (), f"NeMo AutoModel loads the weights of {weights} into another model"
+            )
+        yield section.same(key, note="the model's name")
     published = named.model.config if named and named.model else {}
     inner = published.get("text_config") or {}
-    for key in found:
+    for key in overrides:
         if key not in PREDICTIONS:
-            idle = [each[key] for each in (inner, published) if key in each][:1]
-            yield own.learned(key, idle, "recipec uses config.json unchanged")
+            idle = [config[key] for config in (inner, published) if key in config][:1]
+            yield section.learned(key, idle, "recipec uses config.json unchanged")
 
 
 def _predictions(keys: Keys, model: Model | None) -> Says:
@@ -284,11 +286,11 @@ def _predictions(keys: Keys, model: Model | None) -> Says:
     if model is not None and model.family.name not in PREDICTED:
         return
     places = [keys, *(keys.below(name) for name in ("config", "text_config") if keys.mapping(name))]
-    given = next(((each, key) for each in places for key in COUNTS if each.given(key)), None)
-    count = given[0].integer(given[1]) if given else int(model is not None and _predicts(model))
+    counted = next(((section, key) for section in places for key in COUNTS if section.given(key)), None)
+    count = counted[0].integer(counted[1]) if counted else int(model is not None and _predicts(model))
     if not count or keys.number("mtp_loss_scaling_factor") == 0:
         return
-    place, key = given or (keys, COUNTS[0])
+    place, key = counted or (keys, COUNTS[0])
     message = (
         f"`{place.prefix}{key}` changes what is learned: NeMo AutoModel adds the loss of layers that predict "
         "further tokens, which trains the whole model; recipec's loss is only that of the next token"
@@ -307,7 +309,8 @@ def _predicts(model: Model) -> bool:
 def _pattern(entries: list[str]) -> str:
     """Convert AutoModel's wildcards to a regular expression for full names."""
     parts = [
-        re.escape(one).replace(r"\*", ".*") if "*" in one else rf"(.*\.)?{re.escape(one)}" for one in entries
+        re.escape(entry).replace(r"\*", ".*") if "*" in entry else rf"(.*\.)?{re.escape(entry)}"
+        for entry in entries
     ]
     return "|".join(f"({part})" for part in parts)
 
@@ -362,10 +365,10 @@ def _lora(run: Run) -> Says:
         if bits is not None and chosen is not None:
             code = str(quantized.value("bnb_4bit_quant_type") or "fp4")
             nested = quantized.flag("bnb_4bit_use_double_quant")
-            made = adapters.quantized(
+            quantization = adapters.quantized(
                 bits, code if code in ("nf4", "fp4") else "nf4", nested, experts.has_experts(model)
             )
-            yield quantized.say(key, {"lora.quantize": made.value}, made.note)
+            yield quantized.say(key, {"lora.quantize": quantization.value}, quantization.note)
     yield from quantized.passive(
         (*OF_QUANTIZED, "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_storage"), "part of lora.quantize"
     )
@@ -379,17 +382,17 @@ def _data(run: Run) -> Says:
     keys, named = run.keys, run.named
     section = keys.below("dataset")
     what = yield from _rows(section, named)
-    if what is not None and (made := (yield from _source(section))) is not None:
-        yield keys.sets("data.train", [made])
+    if what is not None and (source := (yield from _source(section))) is not None:
+        yield keys.sets("data.train", [source])
     yield from rows.say(section, "_target_", [what] if what is not None else [])
     yield section.same("_target_", note="it affects how rows are read")
     if what is not None and keys.given("step_scheduler") and keys.value("validation_dataset"):
         held = keys.below("validation_dataset")
         if (
             held.value("_target_") == section.value("_target_")
-            and (made := (yield from _source(held))) is not None
+            and (source := (yield from _source(held))) is not None
         ):
-            yield keys.sets("data.eval", [made])
+            yield keys.sets("data.eval", [source])
         yield from held.follow(OF_DATA)
         yield from held.passive(
             ("_target_", "chat_template", "column_mapping", "answer_only_loss_mask"), "the same as in dataset"
@@ -484,7 +487,7 @@ def _rows(keys: Keys, named: Named | None) -> Statements[Rows | None]:
         yield keys.say("answer_only_loss_mask", {"data.loss_on": "all" if whole else "completion"})
         yield keys.sets("data.loss_on", "all" if whole else "completion", "the loss covers the answer")
         asked, context = mapping.get("question"), mapping.get("context")
-        named_by = [str(one) for one in (context, asked) if one]
+        named_by = [str(column) for column in (context, asked) if column]
         if keys.flag("use_hf_chat_template"):
             yield keys.same("use_hf_chat_template", note="the tokenizer's own template")
             fields = {"instruction": str(asked or context), "output": str(mapping["answer"])}
@@ -503,9 +506,9 @@ def _rows(keys: Keys, named: Named | None) -> Statements[Rows | None]:
 
 def _steps(run: Run) -> Says:
     keys = run.section("step_scheduler")
-    total, each = keys.integer("global_batch_size"), keys.integer("local_batch_size") or 1
-    yield keys.say("global_batch_size", {"train.global_batch_size": total or each})
-    yield keys.say("local_batch_size", {"train.micro_batch_size": each})
+    total, local = keys.integer("global_batch_size"), keys.integer("local_batch_size") or 1
+    yield keys.say("global_batch_size", {"train.global_batch_size": total or local})
+    yield keys.say("local_batch_size", {"train.micro_batch_size": local})
     yield keys.sets(
         "train.loss_normalization", "tokens", "NeMo AutoModel takes the mean over all tokens of a step"
     )

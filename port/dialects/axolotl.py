@@ -196,8 +196,8 @@ def _objective(run: Run) -> Says:
 
 def _plugins(run: Run) -> Says:
     keys = run.keys
-    given = keys.value("plugins")
-    names = [str(name).rpartition(".")[2] for name in given] if isinstance(given, list) else []
+    plugins = keys.value("plugins")
+    names = [str(name).rpartition(".")[2] for name in plugins] if isinstance(plugins, list) else []
     lost = [name for name in names if name not in KNOWN_PLUGINS]
     if lost:
         yield keys.learned("plugins", (), f"recipec does not make the changes that {listing(lost)} makes")
@@ -215,16 +215,16 @@ def _special_tokens(run: Run) -> Says:
     """State special tokens: padding is masked; other tokens would change the text."""
     keys, model = run.keys, run.model
     below, alike = keys.below("special_tokens"), model is not None and OF_LLAMA_2.match(model.id)
-    own = TOKENS_OF_LLAMA_2 if alike and not keys.given("tokenizer_config") else {}
+    usual = TOKENS_OF_LLAMA_2 if alike and not keys.given("tokenizer_config") else {}
     added = keys.ledger.value("model.add_tokens") or {}
     for name, token in keys.mapping("special_tokens").items():
         if name == "pad_token":
             yield below.same(name, note="padding is neither trained on nor attended to")
-        elif token == own.get(name, ()):
+        elif token == usual.get(name, ()):
             yield below.same(name, note="the model's own")
         elif name == "eos_token" and (mark := templates.missing_end(str(token), model, added)):
             assert model is not None
-            names = ", ".join(f'"{one}"' for one in (*added, mark))
+            names = ", ".join(f'"{name_of_token}"' for name_of_token in (*added, mark))
             yield below.refuse(
                 name, E1180, templates.spelled(mark, model, "Axolotl"), f"--set 'tokens=[{names}]'"
             )
@@ -257,8 +257,8 @@ def _adapters(run: Run) -> Says:
             )
     yield from keys.follow(OF_LORA)
     for name in ("rank_pattern", "alpha_pattern"):
-        given = keys.mapping(f"lora_{name}")
-        yield keys.same(f"lora_{name}", {f"lora.{name}": dict(given)} if given else None)
+        pattern = keys.mapping(f"lora_{name}")
+        yield keys.same(f"lora_{name}", {f"lora.{name}": dict(pattern)} if pattern else None)
     yield from _dropout(keys, (yield from _targets(keys, model)))
     start = keys.value("peft_init_lora_weights")
     if start is None:
@@ -300,23 +300,23 @@ def _full(keys: Keys, model: Model | None) -> Says:
 
 
 def _targets(keys: Keys, model: Model | None) -> Statements[Chosen | None]:
-    given, linear = keys.texts("lora_target_modules"), keys.flag("lora_target_linear")
+    modules, linear = keys.texts("lora_target_modules"), keys.flag("lora_target_linear")
     layers = keys.value("peft_layers_to_transform")
     layers = [n for n in layers if isinstance(n, int)] if isinstance(layers, list) else None
     parameters = keys.listed("lora_target_parameters")
-    if not given and not linear and not parameters:
+    if not modules and not linear and not parameters:
         message = "neither `lora_target_modules` nor `lora_target_linear` selects modules for adapters"
         yield keys.refuse("lora_target_modules", E1148, message, "lora_target_linear: true")
         yield from keys.passive(
             ("lora_target_linear", "peft_layers_to_transform", "peft_layers_pattern"), "off"
         )
         return None
-    spec = [given] if isinstance(given, str) and linear else given or []
+    spec = [modules] if isinstance(modules, str) and linear else modules or []
     if linear and model is not None:
         # Axolotl collects the last parts of the names.
         names = [module.name.rpartition(".")[2] for module in adapters.modules(model) if module.linear]
         spec = list(dict.fromkeys([*spec, *(name for name in names if name != "lm_head")]))
-    key = "lora_target_modules" if given else "lora_target_linear" if linear else "lora_target_parameters"
+    key = "lora_target_modules" if modules else "lora_target_linear" if linear else "lora_target_parameters"
     whole = "all-linear" if linear and model is None else spec
     chosen = yield from adapters.say_targets(keys, key, model, whole, layers, parameters=parameters)
     yield from adapters.say_parameters(keys, "lora_target_parameters", chosen)
@@ -324,8 +324,8 @@ def _targets(keys: Keys, model: Model | None) -> Statements[Chosen | None]:
     yield keys.same(
         "lora_target_linear", note="all Linear modules except the output head" if linear else "off"
     )
-    made = {"lora.layers": found} if (found := keys.ledger.value("lora.layers")) is not None else None
-    yield keys.same("peft_layers_to_transform", made if keys.given("peft_layers_to_transform") else None)
+    sets = {"lora.layers": numbers} if (numbers := keys.ledger.value("lora.layers")) is not None else None
+    yield keys.same("peft_layers_to_transform", sets if keys.given("peft_layers_to_transform") else None)
     yield keys.same("peft_layers_pattern", note="the model has one list of layers")
     return chosen
 
@@ -346,16 +346,16 @@ def _quantized(keys: Keys, adapter: str | None, model: Model | None) -> Says:
         kind = "nf4"
     bits = 4 if four else 8 if eight else None
     whole = yield from _experts_too(keys, bits is not None)
-    made = adapters.quantized(bits, kind, nested, experts.has_experts(model) and not whole)
-    sets: dict[str, Any] = {"lora.quantize": made.value} if made.value else {}
+    quantization = adapters.quantized(bits, kind, nested, experts.has_experts(model) and not whole)
+    sets: dict[str, Any] = {"lora.quantize": quantization.value} if quantization.value else {}
     for name, on in (("load_in_4bit", four), ("load_in_8bit", eight and not four)):
         if on:
-            yield keys.say(name, sets, made.note)
+            yield keys.say(name, sets, quantization.note)
         yield keys.same(name, note="off")
     if extra:
-        yield keys.say("bnb_config_kwargs", sets, made.note)
+        yield keys.say("bnb_config_kwargs", sets, quantization.note)
     elif four:
-        yield keys.default("bnb_config_kwargs", usual, sets, f"Axolotl's default; {made.note}")
+        yield keys.default("bnb_config_kwargs", usual, sets, f"Axolotl's default; {quantization.note}")
     yield keys.same("bnb_config_kwargs", note="the base model is not stored in 4 bits")
 
 
@@ -478,8 +478,8 @@ def _launch(run: Run) -> Says:
         yield from sharding.deepspeed(keys.below("deepspeed"), {})
     yield keys.same("deepspeed", note=sharding.MESH)
     remat = yield from sharding.fsdp(keys.below("fsdp_config"))
-    found = keys.value("fsdp_config")
-    inner = found if isinstance(found, dict) else {}
+    config = keys.value("fsdp_config")
+    inner = config if isinstance(config, dict) else {}
     version = keys.value("fsdp_version") or inner.get("fsdp_version") or inner.get("version")
     # Axolotl prepares FSDP2 itself, and keeps the type of the weights.
     launch = launch.with_(
@@ -496,8 +496,8 @@ def _launch(run: Run) -> Says:
         data *= max(keys.integer(name) or 1, 1)
         yield keys.same(name, note=sharding.MESH)
     processes = launch.processes or (data * shared if data > 1 else None)
-    made = replace(launch, processes=processes, shared=shared, remat=launch.remat or remat)
-    run.launch = yield from sharding.ray(keys, made)
+    grouped = replace(launch, processes=processes, shared=shared, remat=launch.remat or remat)
+    run.launch = yield from sharding.ray(keys, grouped)
 
 
 def _batches(run: Run) -> Says:
@@ -510,15 +510,15 @@ def _batches(run: Run) -> Says:
         accumulation = max(total // micro, 1)
     processes = sharding.devices(keys.ledger, launch)
     shared = launch.shared if processes % launch.shared == 0 else 1
-    made = training.global_batch(max(micro or 1, 1), max(accumulation or 1, 1), processes, shared)
-    rows = {"train.global_batch_size": made.rows}
+    batch = training.global_batch(max(micro or 1, 1), max(accumulation or 1, 1), processes, shared)
+    rows = {"train.global_batch_size": batch.rows}
     yield keys.same("batch_size", rows if total else None, "rows of a step per device")
     for key, sets in (
-        ("micro_batch_size", {"train.micro_batch_size": made.per_device, **rows}),
+        ("micro_batch_size", {"train.micro_batch_size": batch.per_device, **rows}),
         ("gradient_accumulation_steps", rows),
     ):
         if keys.given(key):
-            yield keys.same(key, sets, str(made))
+            yield keys.same(key, sets, str(batch))
         yield keys.say(key, sets)
     if not keys.ledger.devices and not launch.processes:
         yield from sharding.assumed(keys, launch, rows)
@@ -526,7 +526,7 @@ def _batches(run: Run) -> Says:
         yield keys.defaulted("--devices", processes, rows, "--devices gives the number of GPUs")
     if keys.ledger.value("train.objective") is None:
         # Axolotl's trainer does not count a step's tokens if the model's forward has no `num_items_in_batch`.
-        kept = "tokens" if made.rows == made.per_device or keys.flag("use_eaft") else "micro_batches"
+        kept = "tokens" if batch.rows == batch.per_device or keys.flag("use_eaft") else "micro_batches"
         note = "Axolotl takes the mean of the means of a step's micro-batches, on each device"
         means = kept == "micro_batches"
         normalization = {"train.loss_normalization": kept}
@@ -552,20 +552,20 @@ def _length(run: Run) -> Says:
 def _schedule(run: Run) -> Says:
     keys = run.keys
     name = keys.text("lr_scheduler") or "cosine"
-    made = training.schedule_of(name, keys.mapping("lr_scheduler_kwargs"), keys.number("learning_rate"))
+    schedule = training.schedule_of(name, keys.mapping("lr_scheduler_kwargs"), keys.number("learning_rate"))
     notes = {
         "one_cycle": "recipec uses a cosine after the warm-up, and keeps the momentum constant",
         "rex": "recipec uses a cosine instead of REX",
     }
-    if made.name is None and name not in notes:
+    if schedule.name is None and name not in notes:
         yield keys.refuse("lr_scheduler", E1163, f"recipec has no schedule {name}", "lr_scheduler: cosine")
     final = keys.number("cosine_min_lr_ratio") if name == "cosine" else None
-    ratio = final if final is not None else made.min_lr_ratio
+    ratio = final if final is not None else schedule.min_lr_ratio
     ends = {"train.schedule.min_lr_ratio": ratio} if 0 < ratio <= 1 else {}
     yield keys.say(
         "lr_scheduler",
-        {"train.schedule.name": made.name or "cosine", **ends},
-        made.note or notes.get(name, ""),
+        {"train.schedule.name": schedule.name or "cosine", **ends},
+        schedule.note or notes.get(name, ""),
     )
     yield keys.same("lr_scheduler_kwargs", note="part of the schedule")
     if name == "cosine":
@@ -581,10 +581,10 @@ def _warmup(run: Run) -> Says:
         message = "`warmup_steps` and `warmup_ratio` exclude each other in Axolotl"
         yield keys.refuse("warmup_ratio", E1145, message, "keep one of them")
     if steps is not None:
-        made = training.warmup(steps)
-        count = 2 if made.steps == 1 else made.steps
-        sets = {"train.schedule.warmup_steps": count or 0} if made.ratio is None else made.values()
-        note = "Axolotl makes two warm-up steps of one" if count == 2 != made.steps else made.note
+        warmup = training.warmup(steps)
+        count = 2 if warmup.steps == 1 else warmup.steps
+        sets = {"train.schedule.warmup_steps": count or 0} if warmup.ratio is None else warmup.values()
+        note = "Axolotl makes two warm-up steps of one" if count == 2 != warmup.steps else warmup.note
         yield keys.say("warmup_steps", sets, note)
     elif keys.integer("max_steps") and (ratio is None or 0 < ratio < 1):
         count = int((ratio or 0.03) * (keys.integer("max_steps") or 0))
@@ -661,14 +661,14 @@ def _every(keys: Keys, path: str, names: tuple[str, str, str], default: str, idl
     elif count is not None and (count >= 1 or (count and total)):
         yield keys.say(names[0], {path: int(count) if count >= 1 else max(int(count * total), 1)})
     else:
-        given = next((name for name in names if keys.given(name)), None)
-        if given is None:
+        interval_key = next((name for name in names if keys.given(name)), None)
+        if interval_key is None:
             interval = EVALUATED if default == "no" else EPOCH
             yield keys.default(
                 names[2], default, {path: EVERY}, f"Axolotl's default is {default}; {interval}"
             )
         else:
-            yield keys.say(given, {path: EVERY}, EPOCH)
+            yield keys.say(interval_key, {path: EVERY}, EPOCH)
     yield from keys.passive(names, "another key gives the interval")
 
 

@@ -55,17 +55,17 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> Says:
     if pretrains:
         yield from keys.unused(("datasets",), f"Axolotl reads {PRETRAINING} instead")
     held = yield from _sources(keys, "test_datasets", objective)
-    kinds = [each.kind for each in train if each.kind is not None]
+    kinds = [entry.kind for entry in train if entry.kind is not None]
     yield from _forms(keys, train, held)
-    yield from _lengths(keys, [each.kind for each in (*train, *held) if each.kind is not None])
+    yield from _lengths(keys, [entry.kind for entry in (*train, *held) if entry.kind is not None])
     yield from _packing(keys, objective)
     if kinds:
         yield from _loss(keys, train, kinds)
         yield from _template(keys, train, model)
     yield from _evaluation(keys)
     yield from _order(keys, objective)
-    for each in (*train, *held):
-        yield from each.keys.unused(sorted(_OF_TYPES), "its data set type does not read it")
+    for entry in (*train, *held):
+        yield from entry.keys.unused(sorted(_OF_TYPES), "its data set type does not read it")
 
 
 def _order(keys: Keys, objective: str) -> Says:
@@ -100,16 +100,16 @@ class Entry:
 
 
 def _sources(keys: Keys, key: str, objective: str) -> Statements[list[Entry]]:
-    given = keys.value(key)
-    if not isinstance(given, list) or not given or not all(isinstance(entry, dict) for entry in given):
+    entries = keys.value(key)
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         if key in ("datasets", PRETRAINING):
             message = f"`{key}` is not a list of data sets with a path and a type each"
             yield keys.refuse(key, E1143, message, "datasets: [{path: OWNER/NAME, type: chat_template}]")
         yield keys.unless(key, ([],), "it is not a list of data sets")
         return []
     path = "data.eval" if key == "test_datasets" else "data.train"
-    found = []
-    for index in range(len(given)):
+    sources = []
+    for index in range(len(entries)):
         below = keys.below(f"{key}[{index}]")
         chatml = (below.text("conversation") or keys.text("chat_template")) == "chatml"
         packs = keys.flag("sample_packing")
@@ -118,35 +118,37 @@ def _sources(keys: Keys, key: str, objective: str) -> Statements[list[Entry]]:
             if key == PRETRAINING
             else (yield from _kind(below, objective, chatml))
         )
-        found.append(Entry(below, path, (yield from _place(below)), kind))
-    return found
+        sources.append(Entry(below, path, (yield from _place(below)), kind))
+    return sources
 
 
 def _forms(keys: Keys, train: Sequence[Entry], held: Sequence[Entry]) -> Says:
     """Set the sources and the form of their rows: once for all, or for each source if they differ."""
-    told = [(each, each.kind) for each in (*train, *held) if each.kind is not None]
-    sources = {id(each): each.source for each in (*train, *held)}
-    if rows.alike([kind for _, kind in told]):
+    typed = [(entry, entry.kind) for entry in (*train, *held) if entry.kind is not None]
+    sources = {id(entry): entry.source for entry in (*train, *held)}
+    if rows.alike([kind for _, kind in typed]):
         if train and train[0].kind is not None:
             yield from _form(train[0].keys, train[0].kind)
     else:
-        made = yield from rows.apart(keys, [(each.source, kind) for each, kind in told])
-        sources |= {id(each): source for (each, _), source in zip(told, made, strict=True) if each.source}
-    if len({kind.overlong for _, kind in told}) > 1:
-        for each, kind in told:
-            own = {"overlong": kind.overlong} if kind.overlong else {}
-            sources[id(each)] = rows.with_own(sources[id(each)], own)
+        separate = yield from rows.apart(keys, [(entry.source, kind) for entry, kind in typed])
+        sources |= {
+            id(entry): source for (entry, _), source in zip(typed, separate, strict=True) if entry.source
+        }
+    if len({kind.overlong for _, kind in typed}) > 1:
+        for entry, kind in typed:
+            override = {"overlong": kind.overlong} if kind.overlong else {}
+            sources[id(entry)] = rows.with_own(sources[id(entry)], override)
     for entries in (train, held):
-        made = [sources[id(each)] for each in entries if each.source is not None]
-        for each in entries:
-            sets = {each.path: made} if made else {}
+        separate = [sources[id(entry)] for entry in entries if entry.source is not None]
+        for entry in entries:
+            sets = {entry.path: separate} if separate else {}
             for name in ("path", "data_files", "name", "split"):
-                yield each.keys.same(name, sets if each.keys.given(name) else None)
-            yield from each.keys.follow(OF_SOURCES)
-            note = each.kind.note if each.kind is not None else ""
-            if each.kind is not None and each.kind.remark:
-                yield each.keys.same("type", sets, each.kind.remark)
-            yield each.keys.say("type", sets, note)
+                yield entry.keys.same(name, sets if entry.keys.given(name) else None)
+            yield from entry.keys.follow(OF_SOURCES)
+            note = entry.kind.note if entry.kind is not None else ""
+            if entry.kind is not None and entry.kind.remark:
+                yield entry.keys.same("type", sets, entry.kind.remark)
+            yield entry.keys.say("type", sets, note)
 
 
 def _form(first: Keys, kind: Kind) -> Says:
@@ -166,14 +168,14 @@ def _place(keys: Keys) -> Statements[Any]:
     if path is None and not files:
         yield keys.refuse("path", E1143, "a data set has no `path`", "path: OWNER/NAME")
         return None
-    found = datasets.place(path or "json", files)
-    if found.path is None:
+    place = datasets.place(path or "json", files)
+    if place.path is None:
         key = "path" if path else "data_files"
         yield keys.refuse(
-            key, E1143, f"recipec cannot read the source `{path}`: {found.note}", "path: ./data.jsonl"
+            key, E1143, f"recipec cannot read the source `{path}`: {place.note}", "path: ./data.jsonl"
         )
         return None
-    return datasets.source(found.path, keys.text("split"), keys.text("name"))
+    return datasets.source(place.path, keys.text("split"), keys.text("name"))
 
 
 _OF_TYPES = words(
@@ -225,25 +227,28 @@ def _loss(keys: Keys, train: Sequence[Entry], kinds: Sequence[Kind]) -> Says:
         yield keys.say("train_on_inputs", {} if plain else {"data.loss_on": loss})
         return
     yield keys.say("train_on_inputs", {"data.loss_on": "all"} if whole else {}, MARKS if whole else "")
-    chats = [each for each in train if each.kind is not None and each.kind.format == "chat"]
-    losses = [_learned(each.keys) for each in chats]
-    one = len(formats) == 1 and all(loss == losses[0] for loss in losses)
-    placed = [each for each in train if each.source is not None]
-    own = {
-        id(each): {"loss_on": loss} for each, loss in zip(chats, losses, strict=True) if loss != "assistant"
+    chats = [entry for entry in train if entry.kind is not None and entry.kind.format == "chat"]
+    losses = [_learned(entry.keys) for entry in chats]
+    shared = len(formats) == 1 and all(loss == losses[0] for loss in losses)
+    placed = [entry for entry in train if entry.source is not None]
+    overrides = {
+        id(entry): {"loss_on": loss} for entry, loss in zip(chats, losses, strict=True) if loss != "assistant"
     }
     sources = zip(placed, keys.ledger.value("data.train", []), strict=True)
-    made = [rows.with_own(source, {} if one or whole else own.get(id(each), {})) for each, source in sources]
-    sets = {"data.loss_on": losses[0]} if one else {"data.train": made}
-    for each, loss in zip(chats, losses, strict=True):
-        yield from _turns(each.keys, loss, {} if whole else sets)
-    if one and not whole:
+    weighed = [
+        rows.with_own(source, {} if shared or whole else overrides.get(id(entry), {}))
+        for entry, source in sources
+    ]
+    sets = {"data.loss_on": losses[0]} if shared else {"data.train": weighed}
+    for entry, loss in zip(chats, losses, strict=True):
+        yield from _turns(entry.keys, loss, {} if whole else sets)
+    if shared and not whole:
         yield chats[0].keys.default("roles_to_train", ["assistant"], sets)
 
 
 def _roles(keys: Keys) -> list[str]:
-    given = keys.value("roles_to_train")
-    return [ALIASES.get(str(role), str(role)) for role in given] if isinstance(given, list) else ["assistant"]
+    names = keys.value("roles_to_train")
+    return [ALIASES.get(str(role), str(role)) for role in names] if isinstance(names, list) else ["assistant"]
 
 
 def _learned(keys: Keys) -> Any:
@@ -271,44 +276,52 @@ def _turns(keys: Keys, loss: Any, sets: Mapping[str, Any]) -> Says:
 
 def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> Says:
     """Set the template of the file or of the first data set. Other templates are set for their sources."""
-    formats = {each.kind.format for each in train if each.kind is not None}
+    formats = {entry.kind.format for entry in train if entry.kind is not None}
     names = ("chat_template", "chat_template_jinja")
     if formats <= {"prompt_completion", "text"}:
-        for below in (keys, *(each.keys for each in train)):
+        for below in (keys, *(entry.keys for entry in train)):
             yield from below.passive(names, "plain text has no template; a template is for conversations")
         yield from keys.passive(("eot_tokens",), "plain text has no turns")
         return
-    chats = [each for each in train if each.kind is not None and each.kind.format in ("chat", "preference")]
-    told = [each for each in chats if each.named != "chat_template" or each.keys.given("chat_template")]
+    chats = [
+        entry for entry in train if entry.kind is not None and entry.kind.format in ("chat", "preference")
+    ]
+    naming = [entry for entry in chats if entry.named != "chat_template" or entry.keys.given("chat_template")]
     system = (
-        keys.text("default_system_message") if any(each.named != "chat_template" for each in told) else None
+        keys.text("default_system_message")
+        if any(entry.named != "chat_template" for entry in naming)
+        else None
     )
-    own = {id(each): _template_of(each, model, system) for each in told}
-    alike = len(told) == len(chats) and len({str(found.sets) for found in own.values()}) == 1
-    at, name = (told[0].keys, told[0].named) if alike and told else (keys, "chat_template")
-    found = own[id(told[0])] if alike and told else _named_template(keys, model)
+    templates_of = {id(entry): _template_of(entry, model, system) for entry in naming}
+    alike = len(naming) == len(chats) and len({str(template.sets) for template in templates_of.values()}) == 1
+    at, name = (naming[0].keys, naming[0].named) if alike and naming else (keys, "chat_template")
+    template = templates_of[id(naming[0])] if alike and naming else _named_template(keys, model)
     jinja = at.text("chat_template_jinja")
-    if not found.known:
-        yield from _refused_template(at, found)
+    if not template.known:
+        yield from _refused_template(at, template)
     elif at.given(name):
-        yield at.say(name, found.sets, found.note)
+        yield at.say(name, template.sets, template.note)
     elif not jinja:
         yield keys.default("chat_template", "tokenizer_default", {}, "Axolotl's default: the tokenizer's own")
-    yield at.same("chat_template_jinja", found.sets if at.given("chat_template_jinja") else None)
+    yield at.same("chat_template_jinja", template.sets if at.given("chat_template_jinja") else None)
     if alike:
         yield from keys.passive(names, "the same as the other data sets")
-        for each in told:
-            yield from each.keys.passive((*names, each.named), "the same as the other data sets")
+        for entry in naming:
+            yield from entry.keys.passive((*names, entry.named), "the same as the other data sets")
     else:
-        others = {key: each for key, each in own.items() if not each.known or each.sets != found.sets}
+        others = {
+            key: entry
+            for key, entry in templates_of.items()
+            if not entry.known or entry.sets != template.sets
+        }
         yield from _own_templates(keys, train, others)
     if system is not None:
         yield keys.same(
-            "default_system_message", found.sets, "the system message of a conversation without one"
+            "default_system_message", template.sets, "the system message of a conversation without one"
         )
-    marked = any(each.named == "chat_template" for each in chats)
+    marked = any(entry.named == "chat_template" for entry in chats)
     if model is not None and not jinja and "chat" in formats and marked:
-        yield from _ends(keys, model, found.ends)
+        yield from _ends(keys, model, template.ends)
     yield keys.same("eot_tokens", note="the end of a turn, which the loss covers")
 
 
@@ -317,55 +330,57 @@ def _named_template(keys: Keys, model: Model | None) -> templates.Template:
     return templates.axolotl(name or ("jinja" if jinja else "tokenizer_default"), model, jinja)
 
 
-def _template_of(each: Entry, model: Model | None, system: str | None) -> templates.Template:
+def _template_of(entry: Entry, model: Model | None, system: str | None) -> templates.Template:
     """Return the template of a data set. FastChat writes the system message into each conversation."""
-    if each.kind is None or not each.kind.fastchat:
-        return _named_template(each.keys, model)
+    if entry.kind is None or not entry.kind.fastchat:
+        return _named_template(entry.keys, model)
     changes = {**FASTCHAT, **({"default_system": system} if system else {})}
-    return templates.of("axolotl", each.kind.fastchat, model, changes)
+    return templates.of("axolotl", entry.kind.fastchat, model, changes)
 
 
-def _refused_template(keys: Keys, found: templates.Template) -> Says:
-    message = templates.unknown("the chat template", keys.text("chat_template"), found)
+def _refused_template(keys: Keys, template: templates.Template) -> Says:
+    message = templates.unknown("the chat template", keys.text("chat_template"), template)
     help = "chat_template: tokenizer_default, or chat_template_jinja"
     yield keys.refuse("chat_template", E1147, message, help)
 
 
-def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templates.Template]) -> Says:
+def _own_templates(
+    keys: Keys, train: Sequence[Entry], templates_of: Mapping[int, templates.Template]
+) -> Says:
     """Set the templates of data sets whose turns are written differently from the others'."""
-    placed = [each for each in train if each.source is not None]
+    placed = [entry for entry in train if entry.source is not None]
     sources = zip(placed, keys.ledger.value("data.train", []), strict=True)
-    made = []
-    for each, source in sources:
-        found = own.get(id(each))
-        text = found.sets.get("data.chat_template") if found is not None else None
-        made.append(rows.with_own(source, {"chat_template": text} if text else {}))
-        if found is None:
+    sources_with = []
+    for entry, source in sources:
+        template = templates_of.get(id(entry))
+        text = template.sets.get("data.chat_template") if template is not None else None
+        sources_with.append(rows.with_own(source, {"chat_template": text} if text else {}))
+        if template is None:
             continue
-        if not found.known:
-            yield from _refused_template(each.keys, found)
+        if not template.known:
+            yield from _refused_template(entry.keys, template)
         elif text is None:
             note = "a source cannot have the tokenizer's template as its own next to data.chat_template"
-            yield each.keys.refuse(
+            yield entry.keys.refuse(
                 "chat_template", E1147, note, "chat_template_jinja with the template's text"
             )
-    for each in train:
-        if (found := own.get(id(each))) is not None:
-            yield each.keys.say(each.named, {"data.train": made}, found.note)
-        yield from each.keys.passive(("chat_template", "chat_template_jinja"), "part of its template")
+    for entry in train:
+        if (template := templates_of.get(id(entry))) is not None:
+            yield entry.keys.say(entry.named, {"data.train": sources_with}, template.note)
+        yield from entry.keys.passive(("chat_template", "chat_template_jinja"), "part of its template")
 
 
 def _ends(keys: Keys, model: Model, written: str) -> Says:
     """State the token that ends a turn. Axolotl trains on the eos_token, or on one that eot_tokens names."""
-    own = model.family.markers(model.architecture)
-    if not own and not written:
+    markers = model.family.markers(model.architecture)
+    if not markers and not written:
         return
-    mark = written or own[1]
-    given = keys.value("eot_tokens")
-    if isinstance(given, list) and given:
-        if mark not in given:
+    mark = written or markers[1]
+    tokens = keys.value("eot_tokens")
+    if isinstance(tokens, list) and tokens:
+        if mark not in tokens:
             yield keys.say("eot_tokens", {}, f"recipec trains on {mark}, with which the template ends a turn")
-    elif (own and mark != own[1]) or not (
+    elif (markers and mark != markers[1]) or not (
         model.chat and tokenizer_of(model) in known("axolotl", "turn_ends")
     ):
         note = f"recipec trains on {mark}, the end of a turn; Axolotl does so only if it is the eos_token"
@@ -399,20 +414,20 @@ E1141 = Code(
 
 def _kind(keys: Keys, objective: str, chatml: bool) -> Statements[Kind | None]:
     """Return the kind of a data set's rows, None after an error."""
-    given = keys.value("type")
+    type = keys.value("type")
     if objective == "kto":
-        return (yield from _unpaired(keys, given))
+        return (yield from _unpaired(keys, type))
     if objective != "sft":
-        return (yield from _preference(keys, given))
-    if isinstance(given, dict):
-        yield from _told(keys, "type", given)
-        yield from _fillable(keys, given)
-        return user_defined(given)
-    if given is None:
+        return (yield from _preference(keys, type))
+    if isinstance(type, dict):
+        yield from _told(keys, "type", type)
+        yield from _fillable(keys, type)
+        return user_defined(type)
+    if type is None:
         message = "a data set has no `type`, which gives the format of its rows"
         yield keys.refuse("type" if keys.stands("type") else "path", E1141, message, "type: chat_template")
         return None
-    name = str(given)
+    name = str(type)
     if name == "chat_template":
         return (yield from _chat(keys))
     if name in SHAREGPT and chatml:
@@ -426,16 +441,16 @@ def _kind(keys: Keys, objective: str, chatml: bool) -> Statements[Kind | None]:
     if name == "alpaca_chat" and style in STYLES:
         yield keys.same("conversation")
         name = f"alpaca:{style}"
-    found = plain_type(name)
-    if found is None:
+    kind = plain_type(name)
+    if kind is None:
         yield from _unknown(keys, name)
-    return found
+    return kind
 
 
-def _fillable(keys: Keys, given: Mapping[str, Any]) -> Says:
+def _fillable(keys: Keys, type: Mapping[str, Any]) -> Says:
     """Refuse formats of the file's own type that name other values than those that Axolotl fills in."""
     for name in ("format", "no_input_format"):
-        text = str(given.get(name) or "")
+        text = str(type.get(name) or "")
         try:
             others = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
         except ValueError:
@@ -471,9 +486,9 @@ def _unknown(keys: Keys, name: str) -> Says:
     yield keys.refuse("type", E1141, message, help)
 
 
-def _told(keys: Keys, key: str, given: Mapping[str, Any]) -> Says:
+def _told(keys: Keys, key: str, mapping: Mapping[str, Any]) -> Says:
     """State that what is said of a mapping covers its keys."""
-    for name in given:
+    for name in mapping:
         yield keys.covered(f"{key}.{name}")
 
 
@@ -484,7 +499,7 @@ def _chat(keys: Keys) -> Statements[Kind]:
     names = {"messages": conversation, "role": role, "content": content, "tools": tools}
     marks = keys.text("message_field_training")
     names |= {"weight": marks} if marks else {}
-    fields = {name: given for name, given in names.items() if name != given}
+    fields = {name: column for name, column in names.items() if name != column}
     words = yield from _words(keys)
     unmarked = "recipec selects messages only by role, and converts the names of the roles"
     yield keys.say("message_field_training", {}, (MARKED if words is None else unmarked) if marks else "")
@@ -514,8 +529,8 @@ def _sharegpt(keys: Keys) -> Statements[Kind]:
     if all(ALIASES.get(word, word) == role for word, role in words.items()):
         fields = dict(zip(("messages", "role", "content"), columns, strict=True))
         return Kind("chat", fields, note=TURNS, fastchat="chatml")
-    made = conversion.tagged(conversion.Tagged(*columns, {**words, "system": "system"}))
-    return Kind("chat", transform=made, note=TURNS, fastchat="chatml")
+    transform = conversion.tagged(conversion.Tagged(*columns, {**words, "system": "system"}))
+    return Kind("chat", transform=transform, note=TURNS, fastchat="chatml")
 
 
 def _mapping(keys: Keys) -> tuple[dict[str, Any], str, str]:
@@ -527,10 +542,10 @@ def _mapping(keys: Keys) -> tuple[dict[str, Any], str, str]:
 
 def _words(keys: Keys) -> Statements[dict[str, str] | None]:
     """Return the data's words for roles that are unknown here, or None if all roles are known."""
-    given = keys.mapping("roles")
+    roles = keys.mapping("roles")
     words = {
         str(word): str(role)
-        for role, names in given.items()
+        for role, names in roles.items()
         for word in (names if isinstance(names, list) else [names])
     }
     yield keys.same("roles", note="the same roles under other names")
@@ -540,7 +555,7 @@ def _words(keys: Keys) -> Statements[dict[str, str] | None]:
 
 def _beside(keys: Keys, mapping: Mapping[str, Any], fields: Mapping[str, str]) -> Says:
     """State what chat_template reads of messages in addition to role and content."""
-    others = [name for name, given in mapping.items() if name not in ("role", "content") and name != given]
+    others = [name for name, column in mapping.items() if name not in ("role", "content") and name != column]
     if others:
         note = f"{', '.join(others)}: messages keep the names of these keys"
         yield keys.say("message_property_mappings", {}, note)
@@ -548,8 +563,8 @@ def _beside(keys: Keys, mapping: Mapping[str, Any], fields: Mapping[str, str]) -
     yield from keys.follow(OF_MESSAGES)
 
 
-def _preference(keys: Keys, given: Any) -> Statements[Kind | None]:
-    name = "" if isinstance(given, dict) else str(given)
+def _preference(keys: Keys, type: Any) -> Statements[Kind | None]:
+    name = "" if isinstance(type, dict) else str(type)
     if name in (*(f"chat_template.{end}" for end in ("default", "argilla", "argilla_chat")), "chat_template"):
         chosen, rejected = keys.text("field_chosen") or "chosen", keys.text("field_rejected") or "rejected"
         conversation = keys.text("field_messages") or "messages"
@@ -567,15 +582,15 @@ def _preference(keys: Keys, given: Any) -> Statements[Kind | None]:
         return Kind("preference", transform=conversion.tagged(tags), note=STRIPPED)
     if name in ("passthrough", "passthrough.default"):
         return Kind("preference")
-    if isinstance(given, dict):
-        yield from _told(keys, "type", given)
-        return _own_preference(given)
+    if isinstance(type, dict):
+        yield from _told(keys, "type", type)
+        return _own_preference(type)
     template, _, rows = name.partition(".")
     if template in WRITTEN and rows == "argilla_chat":
         return Kind("preference", note=f"{WRITTEN_BY.format(template)} and reads the first two messages")
     if template in WRITTEN and rows in DPO_COLUMNS:
-        made = conversion.ranked(*DPO_COLUMNS[rows], system="system", turns=rows == "ultra")
-        return Kind("preference", transform=made, note=WRITTEN_BY.format(template))
+        transform = conversion.ranked(*DPO_COLUMNS[rows], system="system", turns=rows == "ultra")
+        return Kind("preference", transform=transform, note=WRITTEN_BY.format(template))
     yield from _unknown(keys, name or "none")
     return None
 
@@ -593,43 +608,41 @@ KTO_COLUMNS = {"argilla": "instruction", "intel": "question", "prompt_pairs": "p
 """The columns of the questions in Axolotl's types for kto."""
 
 
-def _unpaired(keys: Keys, given: Any) -> Statements[Kind | None]:
-    if isinstance(given, dict):
-        yield from _told(keys, "type", given)
-        names = {name: str(given.get(f"field_{name}") or name) for name in ("prompt", "completion", "label")}
-        formats = any(given.get(f"{name}_format") for name in ("prompt", "completion"))
+def _unpaired(keys: Keys, type: Any) -> Statements[Kind | None]:
+    if isinstance(type, dict):
+        yield from _told(keys, "type", type)
+        names = {name: str(type.get(f"field_{name}") or name) for name in ("prompt", "completion", "label")}
+        formats = any(type.get(f"{name}_format") for name in ("prompt", "completion"))
         note = (
             "recipec does not write prompt_format and completion_format around the texts" if formats else ""
         )
         return Kind(UNPAIRED, {name: there for name, there in names.items() if name != there}, note=note)
-    template, _, rows = str(given or "").partition(".")
-    if given is None:
+    template, _, rows = str(type or "").partition(".")
+    if type is None:
         return Kind(UNPAIRED)
     if template not in WRITTEN or rows not in (*KTO_COLUMNS, "argilla_chat"):
-        message = f"unknown data set type `{given}` of kto"
+        message = f"unknown data set type `{type}` of kto"
         yield keys.refuse(
             "type", E1141, message, "type: chatml.argilla, or none for prompt, completion and label"
         )
         return None
     if rows == "argilla_chat":
-        made = conversion.tagged(conversion.Tagged("completion", label="label"))
+        transform = conversion.tagged(conversion.Tagged("completion", label="label"))
     else:
-        made = conversion.labeled(KTO_COLUMNS[rows], "completion", "label")
-    return Kind(UNPAIRED, transform=made, note=WRITTEN_BY.format(template))
+        transform = conversion.labeled(KTO_COLUMNS[rows], "completion", "label")
+    return Kind(UNPAIRED, transform=transform, note=WRITTEN_BY.format(template))
 
 
-def _own_preference(given: Mapping[str, Any]) -> Kind:
+def _own_preference(type: Mapping[str, Any]) -> Kind:
     """Return the kind for a preference type that the file defines. Its text formats are not applied."""
-    names = {name: str(given.get(f"field_{name}") or name) for name in ("prompt", "chosen", "rejected")}
+    names = {name: str(type.get(f"field_{name}") or name) for name in ("prompt", "chosen", "rejected")}
     plain = all(
-        str(given.get(f"{name}_format") or f"{{{name}}}") in (f"{{{name}}}", f"{{{names[name]}}}")
+        str(type.get(f"{name}_format") or f"{{{name}}}") in (f"{{{name}}}", f"{{{names[name]}}}")
         for name in names
     )
     fields = {name: there for name, there in names.items() if name != there}
     unwritten = "recipec does not write prompt_format, chosen_format and rejected_format around the texts"
-    system = (
-        "recipec does not write the system message before the prompt" if given.get("field_system") else ""
-    )
+    system = "recipec does not write the system message before the prompt" if type.get("field_system") else ""
     note = "; ".join(filter(None, ("" if plain else unwritten, system)))
     return Kind("preference", fields, note=note)
 
@@ -695,22 +708,22 @@ def plain_type(name: str) -> Kind | None:
     """Return the kind for a type that needs no further keys, or None for other types."""
     prompt = PROMPTS.get(name.removesuffix(".load"))
     if prompt is not None:
-        made = conversion.prompts(prompt, f"Axolotl's {name}")
-        return Kind("prompt_completion", transform=made, note=PLAIN)
+        transform = conversion.prompts(prompt, f"Axolotl's {name}")
+        return Kind("prompt_completion", transform=transform, note=PLAIN)
     if name == "input_output":
         return Kind("prompt_completion", transform=conversion.segments(), note=SEGMENTS)
     return None
 
 
-def user_defined(given: Mapping[str, Any]) -> Kind:
+def user_defined(type: Mapping[str, Any]) -> Kind:
     """Return the kind for a type that the file defines: `type: {field_instruction: ..., format: ...}`."""
 
     def text(key: str, default: str) -> str:
-        value = given.get(key)
+        value = type.get(key)
         return default if value is None else str(value)
 
-    bare = given.get("format") == given.get("no_input_format") == "{instruction}"
-    if bare and not given.keys() & {"field_input", "field_system", "system_format", "system_prompt"}:
+    bare = type.get("format") == type.get("no_input_format") == "{instruction}"
+    if bare and not type.keys() & {"field_input", "field_system", "system_format", "system_prompt"}:
         columns = {
             "prompt": text("field_instruction", "instruction"),
             "completion": text("field_output", "output"),

@@ -197,15 +197,15 @@ def _lora(run: Litgpt) -> Says:
         message = "litgpt stops if the base model is quantized and mixed precision is on"
         key = "precision" if keys.given("precision") else "quantize"
         yield keys.refuse(key, E1145, message, "precision: bf16-true")
-    made = adapters.quantized(*QUANTIZED[name])
-    yield keys.say("quantize", {"lora.quantize": made.value}, made.note)
+    quantization = adapters.quantized(*QUANTIZED[name])
+    yield keys.say("quantize", {"lora.quantize": quantization.value}, quantization.note)
 
 
 def _devices(run: Litgpt) -> Says:
     keys = run.keys
-    given = keys.value("devices")
+    devices = keys.value("devices")
     nodes = keys.integer("num_nodes") or 1
-    if given in ("auto", -1, "-1"):
+    if devices in ("auto", -1, "-1"):
         yield keys.same("devices", note="all GPUs of the machine; --devices gives their number")
         run.devices = keys.ledger.devices or nodes
         return
@@ -229,10 +229,10 @@ def _batch(run: Litgpt) -> Says:
         message = f"{stops}, with {micro} rows on each of {devices} devices"
         yield train.refuse("global_batch_size", E1145, message, f"global_batch_size: {micro * devices}")
         accumulation = 1
-    made = training.Batch(micro, accumulation, devices)
-    note = "" if made.rows == rows else f"{made.rows} rows: litgpt rounds {rows} down to {made}"
+    batch = training.Batch(micro, accumulation, devices)
+    note = "" if batch.rows == rows else f"{batch.rows} rows: litgpt rounds {rows} down to {batch}"
     yield train.say("micro_batch_size", {"train.micro_batch_size": micro})
-    sets = {"train.global_batch_size": made.rows}
+    sets = {"train.global_batch_size": batch.rows}
     if note and train.given("global_batch_size"):
         yield train.same("global_batch_size", sets, note)
     yield train.say("global_batch_size", sets, note)
@@ -256,18 +256,18 @@ def _length(run: Litgpt) -> Says:
 def _optimizer(run: Litgpt) -> Says:
     """State the optimizer: a name, or a class with its arguments. In litgpt 0.3 it is AdamW."""
     keys, train = run.keys, run.section("train")
-    found, arguments = keys.value("optimizer"), keys.below("optimizer.init_args")
+    optimizer, arguments = keys.value("optimizer"), keys.below("optimizer.init_args")
     if not keys.stands("optimizer") and any(train.given(key) for key in OLDER):
         yield keys.sets("train.optimizer.name", "adamw", "the optimizer of litgpt 0.3, as these keys say")
         full = {"learning_rate": 3e-3} if not run.lora else {}
         train.defaults = {**OLDER, **full, **train.defaults}
         yield from train.follow(OF_OLDER)
         yield keys.sets("train.optimizer.eps", 1e-8, "torch.optim.AdamW's default")
-    elif isinstance(found, dict):
-        name = str(found.get("class_path") or "torch.optim.AdamW")
+    elif isinstance(optimizer, dict):
+        name = str(optimizer.get("class_path") or "torch.optim.AdamW")
         yield from training.say_torch_optimizer(arguments, name, keys.below("optimizer"), "class_path")
     else:
-        yield from training.say_torch_optimizer(arguments, str(found), keys, "optimizer")
+        yield from training.say_torch_optimizer(arguments, str(optimizer), keys, "optimizer")
 
 
 def _precision(run: Litgpt) -> Says:
@@ -280,14 +280,14 @@ def _precision(run: Litgpt) -> Says:
         "16-mixed": half,
         "16-true": half,
     }
-    found = keys.choice("precision", notes) or "bf16-mixed"
-    made = "float32" if found == "32-true" else "bfloat16"
-    yield keys.say("precision", {"model.dtype": made}, notes.get(found, ""))
-    whole = found.endswith("true") and made == "bfloat16"
+    precision = keys.choice("precision", notes) or "bf16-mixed"
+    dtype_of_model = "float32" if precision == "32-true" else "bfloat16"
+    yield keys.say("precision", {"model.dtype": dtype_of_model}, notes.get(precision, ""))
+    whole = precision.endswith("true") and dtype_of_model == "bfloat16"
     if run.lora:
         dtype = "bfloat16" if whole else "float32"
         yield keys.sets("lora.dtype", dtype, "litgpt keeps adapters in this precision")
-    elif made == "bfloat16":
+    elif dtype_of_model == "bfloat16":
         yield keys.sets("train.optimizer.master_weights", not whole)
 
 
@@ -331,10 +331,8 @@ DEFAULT_FRACTION = 0.05
 
 def _data(run: Litgpt) -> Says:
     keys, train = run.keys, run.section("train")
-    found = keys.value("data")
-    name = (
-        found.get("class_path") if isinstance(found, dict) else found if isinstance(found, str | None) else ""
-    )
+    data = keys.value("data")
+    name = data.get("class_path") if isinstance(data, dict) else data if isinstance(data, str | None) else ""
     name = str(name or "litgpt.data.Alpaca").rpartition(".")[2]
     section = keys.below("data.init_args")
     known = f"litgpt.data.{name}"
@@ -342,14 +340,14 @@ def _data(run: Litgpt) -> Says:
     yield from datasets.length(train, "max_seq_length")
     yield keys.sets("data.packing", False, "litgpt does not pack samples when it fine-tunes")
     if name not in (*SOURCES, "JSON"):
-        names = listing([f"litgpt.data.{one}" for one in ("JSON", *SOURCES)], "or")
+        names = listing([f"litgpt.data.{module}" for module in ("JSON", *SOURCES)], "or")
         message = f"the data module {name} has no counterpart in recipec"
         key = "data.class_path" if keys.stands("data.class_path") else "data"
         help = f"write its rows to a file, with class_path: litgpt.data.JSON; recipec reads {names}"
         yield keys.refuse(key, E1143, message, help)
         return
     source = (yield from _json(section)) if name == "JSON" else datasets.source(f"hf://{SOURCES[name]}")
-    if isinstance(found, dict):
+    if isinstance(data, dict):
         copy = "the Hugging Face Hub's copy of the same rows, which may have been corrected"
         note = "" if name in ("JSON", "Alpaca2k") else copy
         yield keys.below("data").say("class_path", {"data.train": [source]}, note)
@@ -405,9 +403,9 @@ def _prompts(section: Keys, model: Model | None) -> Says:
     style = section.text("prompt_style") or "alpaca"
     text = defaults_of(NAME, "styles").get(style)
     if style == "default":
-        made = {"data.format": "prompt_completion"}
+        format = {"data.format": "prompt_completion"}
         fields = {"data.fields": {"prompt": "instruction", "completion": "output"}}
-        yield section.say("prompt_style", {**made, **fields})
+        yield section.say("prompt_style", {**format, **fields})
     elif style == "alpaca" or text:
         begins = model is not None and tokenizer_of(model) in known("adds_bos")
         text = text.removeprefix("<|begin_of_text|>") if text and begins else text

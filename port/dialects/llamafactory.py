@@ -316,8 +316,8 @@ def _lora(keys: Keys, model: Model | None) -> Says:
         note = "merge.py writes the adapter for the unchanged base model, with twice the rank"
         yield keys.same("pissa_convert", note=note)
     yield from keys.passive(("pissa_init", "pissa_iter", "pissa_convert"), "off")
-    given = keys.texts("lora_target") or "all"
-    names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
+    targets = keys.texts("lora_target") or "all"
+    names = [name.strip() for name in targets.split(",")] if isinstance(targets, str) else targets
     spec: str | list[str] = "all-linear" if names == ["all"] else names
     if model is not None:
         spec = target_modules(model, names, keys.flag("freeze_vision_tower"))
@@ -365,14 +365,14 @@ def _quantized(run: LlamaFactory) -> Says:
     kind = keys.choice("quantization_type", ("nf4", "fp4")) or "nf4"
     nested = keys.flag("double_quantization") and bits == 4 and not other
     try:
-        made = adapters.quantized(bits, kind, nested, experts.has_experts(model))
+        quantization = adapters.quantized(bits, kind, nested, experts.has_experts(model))
     except ValueError:
         message = f"a base model in {bits} bits has no counterpart: recipes have nf4 and int8"
         yield keys.refuse("quantization_bit", E1146, message, "quantization_bit: 4")
         yield from keys.passive(details, "part of lora.quantize")
         return
-    sets = {"lora.quantize": made.value}
-    yield keys.say("quantization_bit", sets, "; ".join(filter(None, (made.note, other))))
+    sets = {"lora.quantize": quantization.value}
+    yield keys.say("quantization_bit", sets, "; ".join(filter(None, (quantization.note, other))))
     for name in details:
         yield keys.same(name, sets if keys.given(name) else None, "part of lora.quantize")
 
@@ -404,9 +404,9 @@ def _data(run: LlamaFactory) -> Says:
 
 
 def _names(keys: Keys, key: str) -> list[str]:
-    given = keys.texts(key)
-    found = given.split(",") if isinstance(given, str) else given or []
-    return [name.strip() for name in found if name.strip()]
+    value = keys.texts(key)
+    parts = value.split(",") if isinstance(value, str) else value or []
+    return [name.strip() for name in parts if name.strip()]
 
 
 E1151 = Code(
@@ -431,8 +431,8 @@ def _chosen(keys: Keys, key: str, path: str, stage: str) -> Statements[list[Data
     out, notes = [], []
     for name in names:
         if keys.value("dataset_dir") == "ONLINE":
-            made = conversion.alpaca(conversion.Alpaca(), False)
-            out.append(DataSet(datasets.source(f"hf://{name}", None, None, limit), "chat", {}, made))
+            transform = conversion.alpaca(conversion.Alpaca(), False)
+            out.append(DataSet(datasets.source(f"hf://{name}", None, None, limit), "chat", {}, transform))
         elif info is None and not folder.startswith("REMOTE:") and (entry := own_data_set(name)):
             entries = datasets.unwritten(keys, {name: entry})
             out.append((yield from _data_set(entries.below(name), name, folder, limit, stage)))
@@ -454,7 +454,7 @@ def _chosen(keys: Keys, key: str, path: str, stage: str) -> Statements[list[Data
         yield from info.unused(
             [name for name in entries if name not in used], "this run does not use the data set"
         )
-    sources = [found.source for found in out if found.source is not None]
+    sources = [data_set.source for data_set in out if data_set.source is not None]
     if sources:
         yield keys.withdraw(key)
         yield keys.say(key, {path: sources}, "; ".join(dict.fromkeys(filter(None, notes))))
@@ -465,8 +465,8 @@ def _chosen(keys: Keys, key: str, path: str, stage: str) -> Statements[list[Data
 
 def own_data_set(name: str) -> Mapping[str, Any] | None:
     """Return a data set's entry in LLaMA-Factory's own dataset_info.json, or None if it has none."""
-    found = keys_of(NAME, "datasets").get(name)
-    return found[1] if found else None
+    entry = keys_of(NAME, "datasets").get(name)
+    return entry[1] if entry else None
 
 
 def own_file(path: str) -> str:
@@ -488,25 +488,27 @@ def _info(keys: Keys) -> tuple[Keys | None, str]:
 
 def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) -> Statements[list[DataSet]]:
     """Set the form of the rows: once for all data sets, or for each if they differ."""
-    found = _joined([*chosen, *others])
-    for each in found:
-        if (each.format if each.format in ALONE else "") != JUDGED.get(stage, "") and stage != "pt":
-            has = "with kto_tag" if each.format == losses.UNPAIRED else "without kto_tag"
-            has = has if losses.UNPAIRED in (each.format, JUDGED.get(stage)) else ""
-            has = has or f"with{'' if each.ranking else 'out'} ranking"
+    data_sets = _joined([*chosen, *others])
+    for data_set in data_sets:
+        if (data_set.format if data_set.format in ALONE else "") != JUDGED.get(stage, "") and stage != "pt":
+            has = "with kto_tag" if data_set.format == losses.UNPAIRED else "without kto_tag"
+            has = has if losses.UNPAIRED in (data_set.format, JUDGED.get(stage)) else ""
+            has = has or f"with{'' if data_set.ranking else 'out'} ranking"
             message = f"a data set {has} is not for the stage {stage}"
             yield keys.withdraw("dataset")
             help = "stage: dpo for preferences, kto for rows with kto_tag, sft for the others"
             yield keys.refuse("dataset", E1142, message, help)
             return chosen
-    if not rows.alike(found):
-        made = yield from rows.apart(keys, [(each.source, each) for each in found])
-        found = [replace(each, source=source) for each, source in zip(found, made, strict=True)]
-        for path, part in (("data.train", found[: len(chosen)]), ("data.eval", found[len(chosen) :])):
-            if sources := [each.source for each in part if each.source is not None]:
+    if not rows.alike(data_sets):
+        separate = yield from rows.apart(keys, [(data_set.source, data_set) for data_set in data_sets])
+        data_sets = [
+            replace(data_set, source=source) for data_set, source in zip(data_sets, separate, strict=True)
+        ]
+        for path, part in (("data.train", data_sets[: len(chosen)]), ("data.eval", data_sets[len(chosen) :])):
+            if sources := [data_set.source for data_set in part if data_set.source is not None]:
                 yield keys.sets(path, sources)
-    elif found:
-        first = found[0]
+    elif data_sets:
+        first = data_sets[0]
         yield keys.sets("data.format", first.format, first.note)
         if first.fields:
             yield keys.sets("data.fields", dict(first.fields))
@@ -514,26 +516,28 @@ def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) 
             yield keys.file(conversion.FILE, first.transform)
             why = "LLaMA-Factory joins columns in its own way"
             yield keys.sets("data.transform", conversion.TRANSFORM, why)
-    return found[: len(chosen)]
+    return data_sets[: len(chosen)]
 
 
-def _mixing(keys: Keys, found: list[DataSet]) -> Says:
+def _mixing(keys: Keys, data_sets: list[DataSet]) -> Says:
     strategy = keys.text("mix_strategy") or "concat"
-    if strategy == "concat" or len(found) < 2:
+    if strategy == "concat" or len(data_sets) < 2:
         yield keys.same("mix_strategy")
         yield keys.same("interleave_probs", note="the data sets are concatenated")
         return
-    given = keys.value("interleave_probs")
-    shares = str(given).split(",") if isinstance(given, str) else given or []
-    made: list[Any] = [each.source for each in found]
+    probabilities = keys.value("interleave_probs")
+    shares = str(probabilities).split(",") if isinstance(probabilities, str) else probabilities or []
+    sources: list[Any] = [data_set.source for data_set in data_sets]
     try:
         weights = [float(share) for share in shares]
-        made = [rows.with_own(entry, {"weight": weight}) for entry, weight in zip(made, weights, strict=True)]
+        sources = [
+            rows.with_own(entry, {"weight": weight}) for entry, weight in zip(sources, weights, strict=True)
+        ]
     except (TypeError, ValueError):
         pass
     note = "recipec draws by weights until it has gone through each source"
-    yield keys.say("mix_strategy", {"data.train": made}, note)
-    yield keys.same("interleave_probs", {"data.train": made})
+    yield keys.say("mix_strategy", {"data.train": sources}, note)
+    yield keys.same("interleave_probs", {"data.train": sources})
 
 
 def _template(keys: Keys, model: Model | None, stage: str) -> Says:
@@ -544,24 +548,24 @@ def _template(keys: Keys, model: Model | None, stage: str) -> Says:
             yield keys.say("template", {}, LLAMA3_ENDS)
         yield from keys.passive(of_chats, "plain text has no template")
         return
-    found = templates.llamafactory(name, model, thinking, system)
-    if not found.known:
+    template = templates.llamafactory(name, model, thinking, system)
+    if not template.known:
         near = get_close_matches(str(name), templates.LLAMAFACTORY, n=3, cutoff=0.0)
-        message = templates.unknown("the template", name, found)
+        message = templates.unknown("the template", name, template)
         way = "leave it out to use the tokenizer's own template"
         yield keys.refuse("template", E1147, message, f"{way}; similar names are {listing(near)}")
-    elif mark := templates.missing_end(found.ends, model, str(keys.value("add_special_tokens"))):
+    elif mark := templates.missing_end(template.ends, model, str(keys.value("add_special_tokens"))):
         assert model is not None
-        yield keys.sets("data.chat_template", found.sets["data.chat_template"])
+        yield keys.sets("data.chat_template", template.sets["data.chat_template"])
         message = templates.spelled(mark, model, "LLaMA-Factory")
         yield keys.refuse("template", E1180, message, f"--set 'add_special_tokens={mark}'")
     elif keys.given("template"):
-        notes = (found.note, templates.PIECES, TURN_ENDS if found.last else "")
-        yield keys.say("template", found.sets, "; ".join(filter(None, notes)))
+        notes = (template.note, templates.PIECES, TURN_ENDS if template.last else "")
+        yield keys.say("template", template.sets, "; ".join(filter(None, notes)))
     else:
         yield keys.default("template", None, {}, OWN)
     for key in ("default_system", "enable_thinking"):
-        yield keys.same(key, found.sets if keys.given("template") and keys.given(key) else None)
+        yield keys.same(key, template.sets if keys.given("template") and keys.given(key) else None)
     note = "with mask_history, recipec always keeps the reasoning of earlier turns"
     yield keys.unless("preserve_thinking", (False,), note)
 
@@ -615,9 +619,9 @@ def _held_out(keys: Keys, others: bool) -> Says:
     if size and others:
         message = "`val_size` and `eval_dataset` exclude each other in LLaMA-Factory"
         yield keys.refuse("val_size", E1145, message, "keep one of them")
-    made, note = datasets.evaluation(keys, size, keys.integer("seed") or 0)
-    if made:
-        yield keys.say("val_size", made, note)
+    sets, note = datasets.evaluation(keys, size, keys.integer("seed") or 0)
+    if sets:
+        yield keys.say("val_size", sets, note)
     elif size >= 1:
         yield keys.unless("val_size", (0, 0.0), datasets.ROWS_HELD_OUT)
     yield keys.same("val_size", note="the run holds out no rows")
@@ -679,31 +683,33 @@ def _data_set(keys: Keys, name: str, folder: str, limit: int | None, stage: str)
     ranking = keys.flag("ranking")
     yield from _media(keys, columns)
     if stage == "pt":
-        made = DataSet(source, "text", {"text": columns.get("prompt") or "text"})
+        data_set = DataSet(source, "text", {"text": columns.get("prompt") or "text"})
     elif formatting == "alpaca":
-        made = _alpaca(source, columns, ranking)
+        data_set = _alpaca(source, columns, ranking)
     else:
-        made = _conversations(source, columns, tags, formatting, ranking)
+        data_set = _conversations(source, columns, tags, formatting, ranking)
     yield keys.say(
-        "formatting", {"data.format": made.format} if keys.given("formatting") else None, made.note
+        "formatting", {"data.format": data_set.format} if keys.given("formatting") else None, data_set.note
     )
     yield keys.same("ranking", note="two answers of a prompt" if ranking else "")
-    return made
+    return data_set
 
 
-def _joined(found: list[DataSet]) -> list[DataSet]:
+def _joined(data_sets: list[DataSet]) -> list[DataSet]:
     """Give instructions and conversations one form, whose transform distinguishes rows by their columns."""
-    asked = [each for each in found if each.columns and each.format == "chat"]
-    talks = [each for each in found if each.format == "chat" and not each.transform]
-    if not asked or not talks or len(asked) + len(talks) != len(found):
-        return found
+    asked = [data_set for data_set in data_sets if data_set.columns and data_set.format == "chat"]
+    talks = [data_set for data_set in data_sets if data_set.format == "chat" and not data_set.transform]
+    if not asked or not talks or len(asked) + len(talks) != len(data_sets):
+        return data_sets
     (columns, fields) = (asked[0].columns, talks[0].fields)
-    if any(each.columns != columns for each in asked) or any(each.fields != fields for each in talks):
-        return found
+    if any(data_set.columns != columns for data_set in asked) or any(
+        data_set.fields != fields for data_set in talks
+    ):
+        return data_sets
     if columns is None or fields["messages"] in vars(columns).values():
-        return found
-    made = conversion.alpaca(columns, False, fields)
-    return [replace(each, fields=fields, transform=made) for each in found]
+        return data_sets
+    transform = conversion.alpaca(columns, False, fields)
+    return [replace(data_set, fields=fields, transform=transform) for data_set in data_sets]
 
 
 def _source(keys: Keys, name: str, folder: str, limit: int | None) -> Statements[Any]:
@@ -722,22 +728,24 @@ def _source(keys: Keys, name: str, folder: str, limit: int | None) -> Statements
     count = keys.integer("num_samples")
     rows = min(n for n in (count, limit) if n) if count or limit else None
     split = keys.text("split")
-    made = datasets.source(place.path or name, None if split == "train" else split, keys.text("subset"), rows)
+    source = datasets.source(
+        place.path or name, None if split == "train" else split, keys.text("subset"), rows
+    )
     yield from keys.follow(OF_SOURCES)
     if count:
         yield keys.say(
             "num_samples", {}, f"recipec takes the first {count} rows; LLaMA-Factory draws {count} rows"
         )
-    return made if place.path else None
+    return source if place.path else None
 
 
 def _named(keys: Keys, section: str, defaults: Mapping[str, str]) -> Statements[dict[str, str]]:
     """Return columns or tags: only the file's if it has any, otherwise LLaMA-Factory's defaults."""
     if not keys.stands(section):
         return dict(defaults)
-    given = {str(name): str(value) for name, value in keys.mapping(section).items() if value is not None}
-    yield from keys.below(section).passive(given, "")
-    return given
+    named = {str(name): str(value) for name, value in keys.mapping(section).items() if value is not None}
+    yield from keys.below(section).passive(named, "")
+    return named
 
 
 def _media(keys: Keys, columns: Mapping[str, str]) -> Says:
@@ -754,9 +762,9 @@ def _alpaca(source: Any, columns: Mapping[str, str], ranking: bool) -> DataSet:
     names = ("prompt", "query", "response", "history", "system", "chosen", "rejected")
     named = {name: columns.get(name) for name in names} | {"label": columns.get("kto_tag")}
     asked = conversion.Alpaca(**named)
-    made = conversion.alpaca(asked, ranking)
+    transform = conversion.alpaca(asked, ranking)
     note = TOOLS if "tools" in columns else ""
-    return DataSet(source, _format(columns, ranking), {}, made, ranking, note, asked)
+    return DataSet(source, _format(columns, ranking), {}, transform, ranking, note, asked)
 
 
 def _format(columns: Mapping[str, str], ranking: bool) -> str:
@@ -779,7 +787,7 @@ def _conversations(
         return DataSet(source, "chat", {here: there for here, there in fields.items() if there}, note=note)
     turns = {word: "assistant" if meant == "function_call" else meant for word, meant in words.items()}
     chosen, rejected = (columns.get(name) or name if ranking else None for name in ("chosen", "rejected"))
-    made = conversion.tagged(
+    transform = conversion.tagged(
         conversion.Tagged(
             *(messages, role, content, turns, columns.get("system")),
             chosen=chosen,
@@ -787,7 +795,7 @@ def _conversations(
             label=columns.get("kto_tag"),
         )
     )
-    return DataSet(source, _format(columns, ranking), {}, made, ranking, note)
+    return DataSet(source, _format(columns, ranking), {}, transform, ranking, note)
 
 
 LOSSES: Mapping[str, Mapping[str, Any]] = {

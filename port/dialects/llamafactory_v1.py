@@ -147,13 +147,13 @@ def _lora(run: Run) -> Says:
         bits, kind = quant.integer("quantization_bit"), quant.text("quantization_type") or "nf4"
         try:
             nested, left = quant.flag("double_quantization"), experts.has_experts(run.model)
-            made = adapters.quantized(bits, kind, nested, left)
+            quantization = adapters.quantized(bits, kind, nested, left)
         except ValueError as error:
             yield quant.refuse(
                 "quantization_bit", E1145, f"no such quantization: {error}", "quantization_bit: 4"
             )
         else:
-            yield quant.say("quantization_bit", {"lora.quantize": made.value}, made.note)
+            yield quant.say("quantization_bit", {"lora.quantize": quantization.value}, quantization.note)
         names = ["name", "quantization_type", "double_quantization", "compute_dtype"]
         yield from quant.passive(names, "part of lora.quantize")
     yield keys.same("quant_config", note="not quantized")
@@ -165,11 +165,11 @@ def _batch(run: Run) -> Says:
     shared = max(keys.integer("cp_size") or 1, dist.integer("cp_size") or 1)
     processes = sharding.devices(keys.ledger, sharding.Launch(shared=shared))
     micro = keys.integer("micro_batch_size") or 1
-    made = yield from training.say_groups(keys, "cp_size", micro, 1, processes, shared)
-    total = keys.integer("global_batch_size") or made.rows
-    if total % made.rows:
-        message = f"a global_batch_size of {total} is not a multiple of {made.rows} ({made})"
-        yield keys.refuse("global_batch_size", E1145, message, f"global_batch_size: {made.rows}")
+    batch = yield from training.say_groups(keys, "cp_size", micro, 1, processes, shared)
+    total = keys.integer("global_batch_size") or batch.rows
+    if total % batch.rows:
+        message = f"a global_batch_size of {total} is not a multiple of {batch.rows} ({batch})"
+        yield keys.refuse("global_batch_size", E1145, message, f"global_batch_size: {batch.rows}")
     yield keys.say("micro_batch_size", {"train.micro_batch_size": micro})
     yield keys.same("global_batch_size", {"train.global_batch_size": total} if total > 0 else None)
     yield keys.sets("train.loss_normalization", "tokens")
@@ -206,7 +206,7 @@ def _optimizer(run: Run) -> Says:
     yield section.same("name", {"train.optimizer.name": "muon"})
     yield from section.follow(OF_MUON)
     betas = section.value("adamw_betas")
-    if isinstance(betas, list) and len(betas) == 2 and all(isinstance(one, float) for one in betas):
+    if isinstance(betas, list) and len(betas) == 2 and all(isinstance(beta, float) for beta in betas):
         yield section.say("adamw_betas", {"train.optimizer.b1": betas[0], "train.optimizer.b2": betas[1]})
     else:
         message = f"`optim_config.adamw_betas` are {flow(betas)}, not two numbers"
@@ -224,11 +224,11 @@ def _data(run: Run) -> Says:
     name = keys.text("train_dataset")
     file = keys.ledger.sources.others.get("v1_datasets")
     entries: list[tuple[str, Any]] = []
-    own = {} if file else keys_of(NAME, "datasets").get(str(name), ["", {}])[1]
-    if own:
-        described = datasets.unwritten(keys, own)
+    included = {} if file else keys_of(NAME, "datasets").get(str(name), ["", {}])[1]
+    if included:
+        described = datasets.unwritten(keys, included)
         entries = yield from _described(described)
-        files = [own_file(one["path"]) for one in own.values() if one.get("source") == "local"]
+        files = [own_file(row["path"]) for row in included.values() if row.get("source") == "local"]
         notes = [(yield from datasets.retold(keys, "train_dataset", described)), *files]
         yield keys.say("train_dataset", {}, "; ".join(filter(None, notes)))
     elif name and name.endswith((".yaml", ".yml")):
@@ -257,13 +257,13 @@ def _data(run: Run) -> Says:
         if forms[0] != "preference":
             yield keys.sets("data.loss_on", "assistant" if forms[0] == "chat" else "completion")
     jinja, chosen = keys.text("custom_chat_template"), keys.text("template")
-    found = templates.llamafactory(chosen, model)
+    template = templates.llamafactory(chosen, model)
     if jinja:
         yield keys.say("custom_chat_template", {"data.chat_template": jinja})
-    elif found.known:
-        yield keys.say("template", found.sets, "; ".join(filter(None, (OPENING, found.note))))
+    elif template.known:
+        yield keys.say("template", template.sets, "; ".join(filter(None, (OPENING, template.note))))
     else:
-        message = templates.unknown("the template", chosen, found)
+        message = templates.unknown("the template", chosen, template)
         yield keys.refuse("template", E1147, message, "template: qwen3_nothink")
     yield keys.same("template", note="custom_chat_template holds")
     yield keys.same("custom_chat_template", note="null: the same as without the key")
@@ -306,7 +306,7 @@ def _described(file: Keys) -> Statements[list[tuple[str, Any]]]:
 
 
 def _entry(keys: Keys) -> Statements[tuple[str, Any]]:
-    made = yield from datasets.given(keys, "path", "path: OWNER/NAME, or a file", None)
+    source = yield from datasets.given(keys, "path", "path: OWNER/NAME, or a file", None)
     limit, kind = keys.integer("size"), keys.text("converter")
     if kind not in CONVERTERS:
         message = f"recipec does not read rows of the converter {kind}" if kind else OWN
@@ -318,11 +318,11 @@ def _entry(keys: Keys) -> Statements[tuple[str, Any]]:
         (None, 1, 1.0),
         "recipec takes all rows once; LLaMA-Factory draws as many rows as the weight says",
     )
-    if limit and made is not None:
-        made = rows.with_own(made, {"limit": limit})
+    if limit and source is not None:
+        source = rows.with_own(source, {"limit": limit})
         yield keys.say("size", {}, DRAWN)
     yield from keys.passive(("path", "source", "split", "size", "weight", "streaming"), "part of data.train")
-    return form, made
+    return form, source
 
 
 def _precision(run: Run) -> Says:

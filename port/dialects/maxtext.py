@@ -148,22 +148,22 @@ def opened(ledger: Ledger) -> Run:
 
 def _defaults(ledger: Ledger) -> dict[str, Any]:
     groups = [name for name in tools()[NAME]["sections"] if name not in OWN]
-    made = defaults_of(NAME, *groups)
+    defaults = defaults_of(NAME, *groups)
     base = ledger.sources.main.get("base_config", "sft.yml")
-    return made if base == "base.yml" else {**made, **defaults_of(NAME, "sft")}
+    return defaults if base == "base.yml" else {**defaults, **defaults_of(NAME, "sft")}
 
 
 def _refuse_others(keys: Keys) -> None:
     """Refuse a run of another of MaxText's trainers."""
     switched = [key for key in OTHERS if key.startswith("use_") and keys.flag(key)]
     sections = [key for key in OTHERS if not key.startswith("use_") and keys.mapping(key)]
-    found = next(iter([*switched, *sections]), None)
-    if found is None and keys.flag("use_sft"):
+    other = next(iter([*switched, *sections]), None)
+    if other is None and keys.flag("use_sft"):
         return
-    key = found or "use_sft"
-    what = OTHERS[found] if found else "a run of MaxText's pre-training"
+    key = other or "use_sft"
+    what = OTHERS[other] if other else "a run of MaxText's pre-training"
     message = f"this is {what}, as `{key}` says; recipec reads only MaxText's supervised fine-tuning"
-    says = "" if found else "; --set use_sft=true makes it one"
+    says = "" if other else "; --set use_sft=true makes it one"
     help = f"port a file of post_train.sft.train_sft{says}"
     raise Refused(Diagnostic(E1149, message, key, help, keys.source.place(key)))
 
@@ -181,7 +181,7 @@ def _model(run: Run) -> Says:
     run.named = named = model_names.resolve(ids.get(str(name)) or hub or str(name), keys.source.path.parent)
     yield keys.same("model_name", {"model.id": named.id}, named.note or "MaxText's name for the model")
     path = _bare(keys.text("load_parameters_path") or "")
-    if path and not any(_bare(one) in path for one in (str(name), named.id.rpartition("/")[2])):
+    if path and not any(_bare(spelling) in path for spelling in (str(name), named.id.rpartition("/")[2])):
         other = f"recipec starts from the weights of {named.id}, and this path names no such model"
         yield keys.learned("load_parameters_path", (), other)
     copy = "recipec uses the Hugging Face Hub's weights of this model; name others in model.id"
@@ -243,9 +243,9 @@ def _targeted(path: str, module: str) -> bool:
     """Return whether a pattern matches a projection, in any form of its path in MaxText's decoders."""
     block, _, name = module.partition("/")
     blocks = [block, f"self_{block}", "self_attention_local", "self_attention_global", "mlp_local"]
-    blocks = [each for each in blocks if block in each]
+    blocks = [inner for inner in blocks if block in inner]
     layers = ("decoder/layers", "decoder/layers/0", "decoder/layers_0", "decoder/scanned_blocks/layers_0")
-    return any(re.fullmatch(path, f"{layer}/{each}/{name}") for layer in layers for each in blocks)
+    return any(re.fullmatch(path, f"{layer}/{inner}/{name}") for layer in layers for inner in blocks)
 
 
 def _batch(run: Run) -> Says:
@@ -260,9 +260,9 @@ def _batch(run: Run) -> Says:
         yield keys.refuse("per_device_batch_size", E1160, message, "per_device_batch_size: 1")
         return
     micro = max(int(per_device * tp), 1)
-    made = {"train.micro_batch_size": micro, "train.global_batch_size": rows}
+    sets = {"train.micro_batch_size": micro, "train.global_batch_size": rows}
     product = f"{per_device:g} x {devices} devices x {accumulation} micro-batches: {rows} rows per step"
-    yield keys.say("per_device_batch_size", made)
+    yield keys.say("per_device_batch_size", sets)
     yield keys.same("gradient_accumulation_steps", note=product)
     yield keys.sets("train.global_batch_size", rows)
     tunix = keys.flag("use_tunix_gradient_accumulation")
@@ -294,10 +294,10 @@ def _mesh(keys: Keys) -> Statements[tuple[int, int]]:
     devices = keys.ledger.devices or (keys.ledger.tpus or product if rest else product)
     tp = math.prod(sizes.get(name, 1) for name in WIDTH)
     carried = product == math.prod(sizes.get(name, 1) for name in (*ROWS, *WIDTH)) and devices % tp == 0
-    made = {"mesh.axes": {"fsdp": devices // tp, "tp": tp}} if carried and tp > 1 else None
+    sets = {"mesh.axes": {"fsdp": devices // tp, "tp": tp}} if carried and tp > 1 else None
     for key, name in axes.items():
-        if made and name in WIDTH and (keys.integer(key) or 1) > 1:
-            yield keys.same(key, made, sharding.sharing(tp))
+        if sets and name in WIDTH and (keys.integer(key) or 1) > 1:
+            yield keys.same(key, sets, sharding.sharing(tp))
         yield keys.same(key, note=REASONS["mesh"])
     return devices, tp if carried else 1
 
@@ -355,8 +355,8 @@ def _rows(keys: Keys, model: Model | None) -> Says:
     elif len(names) != 1:
         message = f"MaxText makes one conversation of {len(names)} columns, and a recipe cannot"
         yield keys.refuse("train_data_columns", E1142, message, "train_data_columns: [messages]")
-    made = {"data.format": form, **({"data.fields": renamed} if renamed else {})}
-    yield keys.say("train_data_columns", made, ROUNDS if form == "chat" else "")
+    sets = {"data.format": form, **({"data.fields": renamed} if renamed else {})}
+    yield keys.say("train_data_columns", sets, ROUNDS if form == "chat" else "")
     completion = keys.flag("sft_train_on_completion_only")
     on = ("assistant" if form == "chat" else "completion") if completion else "all"
     yield keys.say("sft_train_on_completion_only", {"data.loss_on": on})
@@ -406,15 +406,16 @@ def _length(run: Run) -> Says:
 def _optimizer(run: Run) -> Says:
     keys = run.keys
     name = str(keys.value("opt_type"))
-    found = training.ADAMW if name == "adam_pax" else training.optimizer_of(name)
-    yield from training.say_optimizer(keys, "opt_type", name, found, "adamw")
+    translation = training.ADAMW if name == "adam_pax" else training.optimizer_of(name)
+    yield from training.say_optimizer(keys, "opt_type", name, translation, "adamw")
     yield from keys.follow(RATE)
-    if found.name == "adamw":
+    if translation.name == "adamw":
         yield from keys.follow(OF_ADAMW)
     else:
         yield keys.sets("train.optimizer.weight_decay", 0.0, "optax.sgd does not have this setting")
     yield from keys.passive(
-        ("adam_b1", "adam_b2", "adam_eps", "adam_weight_decay"), f"{found.name} does not have this setting"
+        ("adam_b1", "adam_b2", "adam_eps", "adam_weight_decay"),
+        f"{translation.name} does not have this setting",
     )
 
 

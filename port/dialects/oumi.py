@@ -187,13 +187,13 @@ def _model(run: Oumi) -> Says:
         yield keys.say("tokenizer_name", {"model.tokenizer": tokenizer})
     yield keys.same("tokenizer_name", note="the model's own")
     template = keys.text("chat_template")
-    made = templates.of("oumi", template, run.model)
-    if made.known:
-        yield keys.say("chat_template", made.sets, made.note)
+    written = templates.of("oumi", template, run.model)
+    if written.known:
+        yield keys.say("chat_template", written.sets, written.note)
     elif template not in (None, "auto"):
         if template not in templates.written_by(NAME):
-            made = replace(made, note="oumi itself has none of this name")
-        message = templates.unknown("oumi's chat template", template, made)
+            written = replace(written, note="oumi itself has none of this name")
+        message = templates.unknown("oumi's chat template", template, written)
         yield keys.refuse(
             "chat_template", E1147, message, "--set model.chat_template=auto takes the tokenizer's"
         )
@@ -221,7 +221,7 @@ def _lora(run: Oumi) -> Says:
     yield from keys.follow(OF_LORA)
     spec: Any = keys.texts("lora_target_modules")
     spec = "all-linear" if spec == ["all-linear"] else spec
-    excluded = "|".join(f"({one})" for one in keys.listed("lora_exclude_modules"))
+    excluded = "|".join(f"({module})" for module in keys.listed("lora_exclude_modules"))
     parameters = keys.listed("lora_target_parameters")
     run.chosen = yield from adapters.say_targets(
         keys, "lora_target_modules", model, spec, exclude=excluded or None, parameters=parameters
@@ -245,11 +245,16 @@ def _quantized(keys: Keys, model: Model | None, kind: str) -> Says:
             "q_lora_bits", E1160, f"a base model of {bits} bits, not of 4 or 8", "q_lora_bits: 4"
         )
         bits = 4
-    made = adapters.quantized(bits, code, keys.flag("use_bnb_nested_quant"), experts.has_experts(model))
-    yield keys.say("q_lora", {"lora.quantize": made.value}, made.note)
+    quantization = adapters.quantized(
+        bits, code, keys.flag("use_bnb_nested_quant"), experts.has_experts(model)
+    )
+    yield keys.say("q_lora", {"lora.quantize": quantization.value}, quantization.note)
     if not keys.given("bnb_4bit_quant_type") and bits == 4:
         yield keys.default(
-            "bnb_4bit_quant_type", code, {"lora.quantize": made.value}, f"oumi's default; {made.note}"
+            "bnb_4bit_quant_type",
+            code,
+            {"lora.quantize": quantization.value},
+            f"oumi's default; {quantization.note}",
         )
     if keys.given("bnb_4bit_compute_dtype") and "16" not in str(keys.value("bnb_4bit_compute_dtype")):
         yield keys.say(
@@ -266,7 +271,7 @@ def _data(run: Oumi) -> Says:
     yield from data.mappings(("train", "validation", "test"))
     split = data.below("train", defaults_of(NAME, "split"))
     evaluates = yield from training_arguments.evaluation(run.section("training"))
-    made, found, plain = yield from _sources(split, "data.train", inner, kind)
+    sources, forms, plain = yield from _sources(split, "data.train", inner, kind)
     held = data.below("validation", defaults_of(NAME, "split"))
     others: tuple[list[Any], list[Rows], str | None] = ([], [], None)
     if evaluates and held.value("datasets"):
@@ -276,19 +281,19 @@ def _data(run: Oumi) -> Says:
     else:
         yield from data.unused(("validation",), "the run does not evaluate")
     yield from data.unused(("test",), "the run does not read it")
-    form = yield from _form(split, (made, found), others[:2])
+    form = yield from _form(split, (sources, forms), others[:2])
     if kind == "trl_dpo":
         yield keys.sets("data.format", "preference")
-    elif plain and not found:
+    elif plain and not forms:
         yield from losses.form(inner, "sft", plain, (split, "datasets"))
-    yield from _loss(split, inner, str(keys.ledger.value("data.format")), bool(found))
+    yield from _loss(split, inner, str(keys.ledger.value("data.format")), bool(forms))
     yield from _packing(split, inner, form)
-    own = keys.below("model").text("chat_template") in (None, "auto")
-    if own and run.model is not None and form is not None and form.format == "chat":
+    of_tokenizer = keys.below("model").text("chat_template") in (None, "auto")
+    if of_tokenizer and run.model is not None and form is not None and form.format == "chat":
         yield from templates.say_own(keys, run.model)
-    yield from _length(keys.below("model"), inner, kind, found, split)
+    yield from _length(keys.below("model"), inner, kind, forms, split)
     yield from split.follow(OF_SPLIT)
-    if made:
+    if sources:
         yield split.withdraw("datasets")
 
 
@@ -297,16 +302,16 @@ Read = tuple[list[Any], list[Rows]]
 
 def _form(split: Keys, train: Read, held: Read) -> Statements[Rows | None]:
     """Set the form of the rows. Conversations with different columns are set for each source."""
-    (sources, found), (others, alike) = train, held
-    forms = [*found, *alike]
-    known = len(found) == len(sources) and len(alike) == len(others)
-    if rows.alike(forms) or not known or len({one.format for one in forms}) > 1:
-        return (yield from rows.say(split, "datasets", found))
-    made = yield from rows.apart(split, list(zip([*sources, *others], forms, strict=True)))
-    for path, part in (("data.train", made[: len(sources)]), ("data.eval", made[len(sources) :])):
+    (sources, forms_of_train), (others, alike) = train, held
+    forms = [*forms_of_train, *alike]
+    known = len(forms_of_train) == len(sources) and len(alike) == len(others)
+    if rows.alike(forms) or not known or len({row_form.format for row_form in forms}) > 1:
+        return (yield from rows.say(split, "datasets", forms_of_train))
+    separate = yield from rows.apart(split, list(zip([*sources, *others], forms, strict=True)))
+    for path, part in (("data.train", separate[: len(sources)]), ("data.eval", separate[len(sources) :])):
         if part:
             yield split.sets(path, part)
-    return found[0]
+    return forms_of_train[0]
 
 
 def _sources(
@@ -314,25 +319,25 @@ def _sources(
 ) -> Statements[tuple[list[Any], list[Rows], str | None]]:
     """Return a split's data sets, the forms of their rows, and the first data set that TRL itself reads."""
     entries = split.value("datasets")
-    if not isinstance(entries, list) or not entries or not all(isinstance(one, dict) for one in entries):
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         message = f"{split.prefix}datasets is not a list of data sets"
         yield split.refuse("datasets", E1143, message, "datasets: [{dataset_name: OWNER/NAME}]")
         return [], [], None
-    sources, found, plain = [], [], None
+    sources, forms, plain = [], [], None
     for index in range(len(entries)):
-        one = split.below(f"datasets[{index}]", defaults_of(NAME, "dataset"))
-        yield from one.follow(OF_SOURCE)
-        made, what = yield from _source(one, kind)
-        name = one.text("dataset_name")
-        if made is not None:
-            sources.append(made)
+        entry = split.below(f"datasets[{index}]", defaults_of(NAME, "dataset"))
+        yield from entry.follow(OF_SOURCE)
+        source, what = yield from _source(entry, kind)
+        name = entry.text("dataset_name")
+        if source is not None:
+            sources.append(source)
         if what is not None:
-            found.append(what)
+            forms.append(what)
         else:
             plain = plain or name
     if sources:
         yield split.sets(path, sources)
-    return sources, found, plain
+    return sources, forms, plain
 
 
 def _source(keys: Keys, kind: str) -> Statements[tuple[Any, Rows | None]]:
@@ -357,7 +362,7 @@ def _source(keys: Keys, kind: str) -> Statements[tuple[Any, Rows | None]]:
     hub = place.path.startswith("hf://")
     split = keys.text("split") if hub and keys.text("split") != "train" else None
     limit = keys.integer("sample_count")
-    made = datasets.source(place.path, split, keys.text("subset") if hub else None, limit)
+    source = datasets.source(place.path, split, keys.text("subset") if hub else None, limit)
     yield keys.same("dataset_name", note="part of data.train")
     yield keys.same(
         "sample_count",
@@ -366,12 +371,12 @@ def _source(keys: Keys, kind: str) -> Statements[tuple[Any, Rows | None]]:
     )
     share = keys.number("mixture_proportion")
     if share is not None:
-        made = rows.with_own(made, {"weight": share})
+        source = rows.with_own(source, {"weight": share})
         yield keys.say(
             "mixture_proportion", {}, "recipec draws by weights until it has gone through each source"
         )
     yield keys.same("mixture_proportion", note="all rows")
-    return made, what
+    return source, what
 
 
 def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Statements[Rows | None]:
@@ -401,8 +406,8 @@ def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Statemen
     elif name in ("text_sft", "text_sft_jsonl"):
         row = datasets.first_row(where, keys.source.path.parent) or {}
         plain = inner.text("format") == "alpaca" or "instruction" in row
-        made = conversion.alpaca_messages(PLAIN, "oumi's text_sft")
-        what = Rows("chat", transform=made) if plain else CHAT
+        transform = conversion.alpaca_messages(PLAIN, "oumi's text_sft")
+        what = Rows("chat", transform=transform) if plain else CHAT
     elif name in PAIRS:
         what = rows.pairs(*PAIRS[name])
     elif name in CHATS:
@@ -476,9 +481,9 @@ def _packing(split: Keys, inner: Keys, form: Rows | None) -> Says:
     yield split.same("pack", note="off")
 
 
-def _length(model: Keys, inner: Keys, kind: str, found: list[Rows], split: Keys) -> Says:
+def _length(model: Keys, inner: Keys, kind: str, forms: list[Rows], split: Keys) -> Says:
     """State model_max_length, also for TRL. Without it, max_length applies to rows that TRL reads."""
-    if model.given("model_max_length") or found or not kind.startswith("trl"):
+    if model.given("model_max_length") or forms or not kind.startswith("trl"):
         yield from datasets.length(model, "model_max_length")
         yield from inner.passive(
             ("max_length",), "model_max_length holds" if kind.startswith("trl") else "not read"

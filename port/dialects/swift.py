@@ -264,8 +264,8 @@ def _lora(run: Run) -> Says:
             "modules_to_save",
             "init_weights",
         )
-        own = [key for key in keys_of(NAME, "sft") if key.startswith("lora_")]
-        yield from keys.passive((*own, *off, *details, "use_rslora", "use_dora"), "tuner_type is full")
+        settings = [key for key in keys_of(NAME, "sft") if key.startswith("lora_")]
+        yield from keys.passive((*settings, *off, *details, "use_rslora", "use_dora"), "tuner_type is full")
         return
     yield from keys.follow(OF_LORA)
     run.chosen = yield from _targets(keys, run.model)
@@ -291,8 +291,8 @@ def _lora(run: Run) -> Says:
     elif method is not None:
         code, nested = str(keys.value("bnb_4bit_quant_type")), keys.flag("bnb_4bit_use_double_quant")
         left = experts.has_experts(run.model)
-        made = adapters.quantized(bits, code if code in ("nf4", "fp4") else "nf4", nested, left)
-        yield keys.say("quant_method", {"lora.quantize": made.value}, made.note)
+        quantization = adapters.quantized(bits, code if code in ("nf4", "fp4") else "nf4", nested, left)
+        yield keys.say("quant_method", {"lora.quantize": quantization.value}, quantization.note)
     yield from keys.passive(("quant_method", "quant_bits", *details), "part of lora.quantize")
     yield from keys.follow(adapters.FEATURES)
 
@@ -327,7 +327,7 @@ def _data(run: Run) -> Says:
         yield keys.refuse(
             "dataset", E1143, "the file names no data set", "dataset: [OWNER/NAME, or a file.jsonl]"
         )
-    drawn = any(isinstance(one, dict) and "limit" in one for one in sets)
+    drawn = any(isinstance(source, dict) and "limit" in source for source in sets)
     yield keys.say(
         "dataset",
         {"data.train": sets},
@@ -341,10 +341,10 @@ def _data(run: Run) -> Says:
     yield keys.same("system", note="part of data.transform")
     names: Mapping[str, str] = {str(old): str(new) for old, new in columns.items()}
     kinds = {"ranking": judged == "preference", "label": judged == losses.UNPAIRED}
-    made = conversion.by_columns(
+    transform = conversion.by_columns(
         system, names, filled=(yield from _filled(keys)), prefix=(yield from _prefix(keys)), **kinds
     )
-    yield from rows.say(keys, "dataset", [Rows(judged or "chat", transform=made)])
+    yield from rows.say(keys, "dataset", [Rows(judged or "chat", transform=transform)])
     yield keys.learned("cached_dataset", ([],), "recipec does not read tokenized rows")
     yield from _held_out(keys)
     yield from _loss(keys, ranking)
@@ -456,34 +456,40 @@ def _template(keys: Keys, named: Named | None, ranking: bool) -> Says:
     """State the template. ms-swift's own templates follow a tokenizer's template, or are written out."""
     name, model = keys.text("template"), named.model if named else None
     of_models = known(NAME, "of_models").items()
-    taken = name or next((found for part, found in of_models if named and part in named.id), None)
-    own = name is None or (model is not None and name in OWN.get(templates.tokenizer_of(model), ()))
+    taken = name or next((template for part, template in of_models if named and part in named.id), None)
+    of_tokenizer = name is None or (model is not None and name in OWN.get(templates.tokenizer_of(model), ()))
     if keys.value("use_chat_template") is False:
         yield keys.refuse(
             "use_chat_template", E1147, "only swift pt trains on texts without a template", "remove the key"
         )
     changes: dict[str, Any] = {} if keys.flag("add_non_thinking_prefix") else {"thought": None}
     changes |= {"learns_empty": True} if keys.flag("disable_ignore_empty_think") else {}
-    made = templates.of(NAME, taken, model, changes)
-    if made.known:
-        forgets = made.forgets and "last_round" in _scale(keys, ranking)
+    written = templates.of(NAME, taken, model, changes)
+    if written.known:
+        forgets = written.forgets and "last_round" in _scale(keys, ranking)
         last_alone = forgets or keys.value("preserve_thinking") is False
-        made = templates.of(NAME, taken, model, {**changes, "last_alone": last_alone})
-        counts = ranking and "<think>" in str(made.sets) and not keys.flag("disable_ignore_empty_think")
-        notes = (made.note, NO_TOOLS, templates.PIECES, END if made.last else "", BOTH if counts else "")
+        written = templates.of(NAME, taken, model, {**changes, "last_alone": last_alone})
+        counts = ranking and "<think>" in str(written.sets) and not keys.flag("disable_ignore_empty_think")
+        notes = (
+            written.note,
+            NO_TOOLS,
+            templates.PIECES,
+            END if written.last else "",
+            BOTH if counts else "",
+        )
         note = "; ".join(filter(None, notes))
         if name is None:
-            yield keys.default("template", taken, made.sets, f"ms-swift's for this model: {note}")
+            yield keys.default("template", taken, written.sets, f"ms-swift's for this model: {note}")
         else:
-            yield keys.say("template", made.sets, note)
-    elif own:
+            yield keys.say("template", written.sets, note)
+    elif of_tokenizer:
         (yield keys.default("template", None, {}, FOLLOWS)) if name is None else (
             yield keys.say("template", {}, FOLLOWS)
         )
         if model is not None:
             yield from templates.say_own(keys, model)
     else:
-        message = templates.unknown("ms-swift's template", name, made)
+        message = templates.unknown("ms-swift's template", name, written)
         yield keys.refuse("template", E1147, message, "--set template=null takes the tokenizer's own")
 
 
@@ -515,8 +521,8 @@ def _lengths(keys: Keys, ranking: bool) -> Says:
 def _training(run: Run) -> Says:
     keys = run.keys
     if not keys.given("gradient_accumulation_steps"):
-        each = keys.integer("per_device_train_batch_size") or 1
-        count = max(1, math.ceil(16 / max(each, 1) / sharding.devices(keys.ledger, run.launch)))
+        per_device = keys.integer("per_device_train_batch_size") or 1
+        count = max(1, math.ceil(16 / max(per_device, 1) / sharding.devices(keys.ledger, run.launch)))
         keys.defaults = {**keys.defaults, "gradient_accumulation_steps": count}
         note = "ms-swift's default: 16 rows per step, or one row per device if there are more devices"
         yield keys.default("gradient_accumulation_steps", count, {"train.global_batch_size": None}, note)
@@ -525,11 +531,11 @@ def _training(run: Run) -> Says:
         keys.defaults = {**keys.defaults, "bf16": False, "fp16": True}
     yield from training_arguments.say_run(run, keys, dtype)
     yield from datasets.say_stream(keys, "streaming", ("shuffle_buffer_size",))
-    made = keys.ledger.value("model.dtype")
+    computes = keys.ledger.value("model.dtype")
     yield keys.say(
         "torch_dtype",
-        {"model.dtype": made},
-        training_arguments.HALF if dtype != "auto" and dtype != made else "",
+        {"model.dtype": computes},
+        training_arguments.HALF if dtype != "auto" and dtype != computes else "",
     )
     yield from training_arguments.memory(run, keys)
     if not keys.given("report_to"):

@@ -134,15 +134,15 @@ def _batch(run: Run) -> Says:
     accumulation = keys.integer("gradient_accumulation_steps") or 1
     shared = keys.integer("tensor_parallel_dim") or 1
     devices = keys.ledger.devices or shared
-    made = yield from training.say_groups(
+    batch = yield from training.say_groups(
         keys, "tensor_parallel_dim", per_device, accumulation, devices, shared
     )
     if not keys.stands("batch_size"):
         yield keys.refuse("batch_size", E1144, "the file gives no batch_size", "batch_size: 2")
-    yield keys.say("batch_size", {"train.micro_batch_size": made.per_device})
-    note = f"{made.rows} rows per step: {made}; the launcher's GPUs are --devices"
-    yield keys.same("gradient_accumulation_steps", {"train.global_batch_size": made.rows}, note)
-    yield keys.sets("train.global_batch_size", made.rows)
+    yield keys.say("batch_size", {"train.micro_batch_size": batch.per_device})
+    note = f"{batch.rows} rows per step: {batch}; the launcher's GPUs are --devices"
+    yield keys.same("gradient_accumulation_steps", {"train.global_batch_size": batch.rows}, note)
+    yield keys.sets("train.global_batch_size", batch.rows)
     yield keys.sets("train.loss_normalization", "tokens")
     yield keys.same("tensor_parallel_dim", note=sharding.sharing(shared))
 
@@ -182,8 +182,8 @@ def _schedule(run: Run) -> Says:
         message = f"the schedule {name} has no counterpart in recipec"
         yield section.refuse("_component_", E1163, message, f"_component_: {SCHEDULE}")
     steps = section.integer("num_warmup_steps") or 0
-    made = training.schedule_of("cosine", {"num_cycles": section.number("num_cycles")})
-    yield section.say("_component_", {"train.schedule.name": "cosine"}, made.note)
+    schedule = training.schedule_of("cosine", {"num_cycles": section.number("num_cycles")})
+    yield section.say("_component_", {"train.schedule.name": "cosine"}, schedule.note)
     yield section.say("num_warmup_steps", {"train.schedule.warmup_steps": steps})
     yield from section.passive(("num_cycles", "last_epoch"), "part of the schedule")
 
@@ -194,11 +194,11 @@ def _precision(run: Run) -> Says:
     if dtype == "fp16":
         message = "torchtune stops at fp16, which its recipes do not support"
         yield keys.refuse("dtype", E1160, message, "dtype: bf16")
-    made = "float32" if dtype == "fp32" else "bfloat16"
-    yield keys.say("dtype", {"model.dtype": made})
+    computes = "float32" if dtype == "fp32" else "bfloat16"
+    yield keys.say("dtype", {"model.dtype": computes})
     if lora:
-        yield keys.sets("lora.dtype", made, "torchtune keeps adapters in this dtype")
-    elif made == "bfloat16":
+        yield keys.sets("lora.dtype", computes, "torchtune keeps adapters in this dtype")
+    elif computes == "bfloat16":
         held, why = sharding.Launch().masters(False, False)
         yield keys.sets("train.optimizer.master_weights", held, why)
 
@@ -335,7 +335,7 @@ def _checkpoint(keys: Keys, section: Keys, ids: tuple[str, ...]) -> Statements[N
     chosen = (
         model_names.of_folder(directory, folder, ids) if directory else model_names.resolve(ids[0], folder)
     )
-    fitting = [one.architecture for id in ids if (one := model_names.resolve(id, folder).model)]
+    fitting = [named.architecture for id in ids if (named := model_names.resolve(id, folder).model)]
     if chosen.id not in ids and chosen.model and fitting and chosen.model.architecture not in fitting:
         message = f"the builder is for {listing(ids, 'or')}, and the checkpoint's folder for {chosen.id}"
         if is_directory(chosen.id):
@@ -387,11 +387,11 @@ def _lora(keys: Keys, model: Model | None) -> Says:
         help = "lora_attn_modules: [q_proj, v_proj]"
         yield keys.refuse("lora_attn_modules", E1148, "no projection carries an adapter", help)
     targets, note = adapters.fused(model, targets)
-    made = {"lora.targets": targets} if targets else None
+    sets = {"lora.targets": targets} if targets else None
     if note:
-        yield keys.say("lora_attn_modules", made, note)
-    yield keys.same("lora_attn_modules", made, "output_proj is o_proj")
-    yield keys.say("apply_lora_to_mlp", made, note if keys.flag("apply_lora_to_mlp") else "")
+        yield keys.say("lora_attn_modules", sets, note)
+    yield keys.same("lora_attn_modules", sets, "output_proj is o_proj")
+    yield keys.say("apply_lora_to_mlp", sets, note if keys.flag("apply_lora_to_mlp") else "")
     yield from adapters.say_head(keys, "apply_lora_to_output")
     yield from keys.follow(OF_LORA)
     yield keys.sets(
@@ -448,22 +448,27 @@ def _data(run: Run) -> Says:
         yield keys.refuse("dataset", E1143, "the file names no data set", help)
     train = yield from _read(keys, entries, objective, [], "data.train")
     held = yield from _validation(keys, objective, train)
-    found = [*train, *held]
-    settings = next((its for _, its in found if its["data.format"] != "text"), found[0][1] if found else {})
-    forms = [Rows(its["data.format"], its.get("data.fields", {}), its["transform"]) for _, its in found]
-    made = [source for source, _ in found]
+    entries_read = [*train, *held]
+    settings = next(
+        (its for _, its in entries_read if its["data.format"] != "text"),
+        entries_read[0][1] if entries_read else {},
+    )
+    forms = [
+        Rows(its["data.format"], its.get("data.fields", {}), its["transform"]) for _, its in entries_read
+    ]
+    sources = [source for source, _ in entries_read]
     apart = not rows.alike(forms)
     if apart:
-        made = yield from rows.apart(keys, list(zip(made, forms, strict=True)))
+        sources = yield from rows.apart(keys, list(zip(sources, forms, strict=True)))
         every = settings.get("data.loss_on") == "all"
-        made = [
+        sources = [
             rows.with_own(source, {"loss_on": "all"} if form.format == "text" and not every else {})
-            for source, form in zip(made, forms, strict=True)
+            for source, form in zip(sources, forms, strict=True)
         ]
     elif settings.get("transform"):
         yield keys.file(conversion.FILE, settings["transform"])
         yield keys.sets("data.transform", conversion.TRANSFORM)
-    for path, part in (("data.train", made[: len(train)]), ("data.eval", made[len(train) :])):
+    for path, part in (("data.train", sources[: len(train)]), ("data.eval", sources[len(train) :])):
         if part:
             yield keys.sets(path, part)
     for path, value in settings.items():
@@ -478,30 +483,32 @@ Read = list[tuple[Any, dict[str, Any]]]
 
 def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: str) -> Statements[Read]:
     """Read the sources of some data sets, each with its settings. `transform` is the text of a file."""
-    made: Read = []
+    sources: Read = []
     alike: list[Keys] = []
     for entry in entries:
-        found = yield from _one(keys, entry, objective, path)
-        if found is None:
+        source = yield from _one(keys, entry, objective, path)
+        if source is None:
             continue
-        if any(_at_odds(found[1], its) for _, its in (*before, *made)):
+        if any(_at_odds(source[1], its) for _, its in (*before, *sources)):
             message = "recipec cannot mix data sets that are trained or packed in two ways"
-            help = keeps(entries[0].prefix.partition("[")[0].rstrip("."), [_whole(each) for each in alike])
+            help = keeps(
+                entries[0].prefix.partition("[")[0].rstrip("."), [_whole(earlier) for earlier in alike]
+            )
             if path == "data.eval":
                 help = "--set run_val_every_n_steps=null ports the run without its evaluation"
             yield entry.refuse("_component_", E1142, message, help)
         else:
             alike.append(entry)
-        made.append(found)
+        sources.append(source)
         yield entry.same("_component_", note="how rows become samples; data.format and data.loss_on set it")
-    return made
+    return sources
 
 
-def _at_odds(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _at_odds(first: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two data sets differ in a setting of the whole run: packing, or conversations' loss."""
-    talks = "text" not in (one["data.format"], other["data.format"])
+    talks = "text" not in (first["data.format"], other["data.format"])
     names = ("data.packing", *(("data.loss_on",) if talks else ()))
-    return any(one.get(name) != other.get(name) for name in names)
+    return any(first.get(name) != other.get(name) for name in names)
 
 
 def _whole(entry: Keys) -> Any:
@@ -520,27 +527,27 @@ def _validation(keys: Keys, objective: str, train: Read) -> Statements[Read]:
         message = "torchtune stops at run_val_every_n_steps without dataset_val"
         help = "dataset_val: {_component_: torchtune.datasets.alpaca_dataset, split: 'train[95%:]'}"
         yield keys.refuse("run_val_every_n_steps", E1145, message, help)
-    made = yield from _read(keys, entries, objective, train, "data.eval")
-    if made:
+    sources = yield from _read(keys, entries, objective, train, "data.eval")
+    if sources:
         yield keys.same("run_val_every_n_steps", {"train.eval_every": every})
     yield from keys.passive(
         ("run_val_every_n_steps", "batch_size_val"), "how the tool evaluates, which does not affect training"
     )
-    return made
+    return sources
 
 
 def _entries(keys: Keys, key: str) -> Statements[list[Keys]]:
     """Return the data sets of a key, or [] if its value has another type."""
-    found = keys.value(key)
-    if isinstance(found, dict) and str(found.get("_component_", "")).endswith("ConcatDataset"):
+    value = keys.value(key)
+    if isinstance(value, dict) and str(value.get("_component_", "")).endswith("ConcatDataset"):
         yield keys.below(key).same("_component_", note="the data sets are concatenated")
-        inner = found.get("datasets")
+        inner = value.get("datasets")
         return [
             keys.below(f"{key}.datasets[{n}]") for n in range(len(inner) if isinstance(inner, list) else 0)
         ]
-    if isinstance(found, list) and all(isinstance(entry, dict) for entry in found):
-        return [keys.below(f"{key}[{n}]") for n in range(len(found))]
-    return [keys.below(key)] if isinstance(found, dict) else []
+    if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+        return [keys.below(f"{key}[{n}]") for n in range(len(value))]
+    return [keys.below(key)] if isinstance(value, dict) else []
 
 
 def _one(keys: Keys, entry: Keys, objective: str, path: str) -> Statements[tuple[Any, dict[str, Any]] | None]:
@@ -589,32 +596,32 @@ def _one(keys: Keys, entry: Keys, objective: str, path: str) -> Statements[tuple
 
 def _source(entry: Keys, path: str) -> Statements[Any]:
     config = entry.text("name") or entry.text("subset")
-    made = yield from datasets.given(entry, "source", "source: OWNER/NAME, or json with data_files", config)
-    if made is None:
+    source = yield from datasets.given(entry, "source", "source: OWNER/NAME, or json with data_files", config)
+    if source is None:
         yield from entry.passive(SOURCE_KEYS, "a setting of a source that recipec cannot read")
         return None
     if not entry.given("source"):
-        yield entry.say("source", {path: [made]})
-    file = made if isinstance(made, str) else made["path"]
+        yield entry.say("source", {path: [source]})
+    file = source if isinstance(source, str) else source["path"]
     if not file.startswith("hf://") and entry.text("split") not in (None, "train"):
         yield entry.unless("split", (), "a file has no splits: recipec reads all of it")
     yield from entry.passive(("source", "data_files", "split", "name", "subset"), f"part of {path}")
     yield from entry.follow(OF_SOURCES)
-    return made
+    return source
 
 
 def _columns(entry: Keys) -> Statements[dict[str, str]]:
-    found = {str(key): str(value) for key, value in entry.mapping("column_map").items()}
+    columns = {str(key): str(value) for key, value in entry.mapping("column_map").items()}
     yield from entry.passive(("column_map",), "the names of the columns")
-    return found
+    return columns
 
 
 def _alpaca(keys: Keys, entry: Keys, builder: str) -> Statements[dict[str, Any]]:
     asked = ("instruction", "input", "output")
     names = yield from _columns(entry)
     columns = {key: name for key, name in names.items() if key in asked}
-    made = conversion.alpaca_messages(conversion.alpaca_prompt(columns), "Alpaca's prompts")
-    return {"data.format": "chat", "transform": made}
+    transform = conversion.alpaca_messages(conversion.alpaca_prompt(columns), "Alpaca's prompts")
+    return {"data.format": "chat", "transform": transform}
 
 
 def _pairs(keys: Keys, entry: Keys, builder: str) -> Statements[dict[str, Any]]:
@@ -622,8 +629,8 @@ def _pairs(keys: Keys, entry: Keys, builder: str) -> Statements[dict[str, Any]]:
     columns = yield from _columns(entry)
     system = entry.text("new_system_prompt")
     yield from entry.passive(("new_system_prompt",), "the first message of each row")
-    made = conversion.paired(columns.get("input", asked), columns.get("output", answered), system)
-    return {"data.format": "chat", "transform": made}
+    transform = conversion.paired(columns.get("input", asked), columns.get("output", answered), system)
+    return {"data.format": "chat", "transform": transform}
 
 
 def _chat(keys: Keys, entry: Keys, builder: str) -> Statements[dict[str, Any]]:
@@ -638,10 +645,10 @@ def _chat(keys: Keys, entry: Keys, builder: str) -> Statements[dict[str, Any]]:
         ("conversation_column", "conversation_style", "column_map"), "both spellings of messages"
     )
     yield entry.unless("new_system_prompt", (None,), "recipec keeps each row's own system message")
-    made: dict[str, Any] = {"data.format": "chat"}
+    sets: dict[str, Any] = {"data.format": "chat"}
     if column not in (None, "messages", "conversations"):
-        made["data.fields"] = {"messages": column}
-    return made
+        sets["data.fields"] = {"messages": column}
+    return sets
 
 
 def _text(keys: Keys, entry: Keys, builder: str) -> Statements[dict[str, Any]]:
@@ -710,8 +717,8 @@ def _tokenizer(keys: Keys, model: Model | None, settings: Mapping[str, Any]) -> 
             # If there is a maximum length, torchtune masks the last token of each sample.
             turns = replace(turns, final="" if whole else turns.final, learns_final=False)
         opened = whole or (turns.learns_opening and form == "chat")
-        made = {"data.chat_template": templates.written(turns)}
-        yield section.say("_component_", made, _differs(turns, opened))
+        sets = {"data.chat_template": templates.written(turns)}
+        yield section.say("_component_", sets, _differs(turns, opened))
     elif form in ("chat", "preference") and model is not None:
         yield from templates.say_own(keys, model)
         note = f"recipec uses the model's chat template, because it does not know {name or 'the tokenizer'}"

@@ -99,8 +99,10 @@ def _model(run: OfTrainer) -> Says:
     if adapter is None or not adapter.given(base) or keys.given("model_name_or_path"):
         run.named = yield from model_names.say_model(keys, "model_name_or_path", "model_revision")
         return
-    given = keys.text("model_revision")
-    yield keys.same("model_revision", {"model.revision": given} if given not in (None, "main") else None)
+    revision = keys.text("model_revision")
+    yield keys.same(
+        "model_revision", {"model.revision": revision} if revision not in (None, "main") else None
+    )
     run.named = yield from model_names.say_model(adapter, base, "revision")
 
 
@@ -148,11 +150,11 @@ def _of_blocks(keys: Keys) -> bool:
 def _format(keys: Keys, key: str, name: str) -> Statements[tuple[str, str]]:
     row = datasets.first_row(name, keys.source.path.parent)
     blocks = row is None and _of_blocks(keys)
-    made = "text" if blocks or (row is not None and "text" in row) else None
+    form = "text" if blocks or (row is not None and "text" in row) else None
     if row is not None and ("messages" in row or "conversations" in row):
-        made = "chat"
-    if made is not None:
-        return made, "run_clm reads rows of text" if blocks else f"from the columns of {name}"
+        form = "chat"
+    if form is not None:
+        return form, "run_clm reads rows of text" if blocks else f"from the columns of {name}"
     message = "the format of the data is a guess: the script that reads the data is not among the files"
     help = "set data.format and data.loss_on in the recipe: chat, instruction, prompt_completion or text"
     yield keys.warn(Diagnostic(W1168, message, key, help, keys.source.span(key)))

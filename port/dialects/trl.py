@@ -209,15 +209,21 @@ def _lora(run: Run) -> Says:
     yield from adapters.say_parameters(keys, "lora_target_parameters", run.chosen)
     kind = keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "nf4"
     bits = 4 if four else 8 if eight else None
-    made = adapters.quantized(bits, kind, keys.flag("use_bnb_nested_quant"), experts.has_experts(model))
-    if made.value is not None:
-        yield keys.say("load_in_4bit" if four else "load_in_8bit", {"lora.quantize": made.value}, made.note)
+    quantization = adapters.quantized(
+        bits, kind, keys.flag("use_bnb_nested_quant"), experts.has_experts(model)
+    )
+    if quantization.value is not None:
+        yield keys.say(
+            "load_in_4bit" if four else "load_in_8bit",
+            {"lora.quantize": quantization.value},
+            quantization.note,
+        )
         rounded = keys.tool == TITLE
         why = "TRL trains bfloat16 adapters on a quantized base model" if rounded else ""
         yield keys.sets("lora.dtype", "bfloat16" if rounded else "float32", why)
     else:
         yield keys.sets("lora.dtype", "float32", "PEFT keeps adapters in float32")
-    note = "part of lora.quantize" if made.value else "not quantized"
+    note = "part of lora.quantize" if quantization.value else "not quantized"
     yield from keys.passive(("load_in_4bit", "load_in_8bit", *details), note)
 
 
@@ -326,7 +332,7 @@ def _commands() -> list[str]:
 
 def _having(key: str) -> set[str]:
     """Return the scripts with a key; none if all have it, or if none has it in the current version."""
-    having = {name for name, own in _own().items() if key in own}
+    having = {name for name, keys_of_script in _own().items() if key in keys_of_script}
     return having and having | {name for name, older in OLDER.items() if key in older}
 
 
@@ -364,8 +370,8 @@ def _rows(keys: Keys) -> tuple[str, str | None]:
         name = keys.value("dataset_name")
         return "dataset_name", name if isinstance(name, str) else None
     files = entry.get("data_files")
-    one = files[0] if isinstance(files, list) and files else files
-    return "datasets", next((path for path in (one, entry.get("path")) if isinstance(path, str)), None)
+    file = files[0] if isinstance(files, list) and files else files
+    return "datasets", next((path for path in (file, entry.get("path")) if isinstance(path, str)), None)
 
 
 def _refuse(keys: Keys, chosen: str) -> Says:
@@ -390,9 +396,9 @@ def _another(
 ) -> Diagnostic:
     """Return the error for a file whose keys belong to a script without a counterpart."""
     alone = not used.get(keys[0], set()).intersection(SCRIPTS)
-    told = listing(f"`{key}`" for key in (keys[:1] if alone else keys))
+    names = listing(f"`{key}`" for key in (keys[:1] if alone else keys))
     rows = "" if keys[0] in used else "the rows of "
-    message = f"this is a run of TRL's {_named(scripts)} script, judging by {rows}{told}"
+    message = f"this is a run of TRL's {_named(scripts)} script, judging by {rows}{names}"
     lost = {script: [key for key in used if script not in used[key]] for script in SCRIPTS}
     nearest = min(SCRIPTS, key=lambda script: len(lost[script]))
     ways = "".join(f" --set {key}=null" for key in lost[nearest])
@@ -426,9 +432,9 @@ def _untold(source: Source, used: Mapping[str, set[str]], fitting: list[str]) ->
 
 def _named(scripts: Iterable[str]) -> str:
     """Name scripts for a message. If some are commands of `trl`, name only these."""
-    found = set(scripts)
-    commands = [name for name in _commands() if name in found]
-    return listing(commands or sorted(name.removeprefix(EXPERIMENTAL) for name in found), "or")
+    names = set(scripts)
+    commands = [name for name in _commands() if name in names]
+    return listing(commands or sorted(name.removeprefix(EXPERIMENTAL) for name in names), "or")
 
 
 def _data(run: Run) -> Says:
@@ -468,8 +474,8 @@ HANDBOOK = "run_sft.py of the alignment-handbook's versions with dataset_mixer p
 def _handbook(keys: Keys) -> Statements[str | None]:
     """State `dataset_mixture`, which the scripts of alignment-handbook read in addition to TRL's keys."""
     mixture = keys.below("dataset_mixture", {"seed": 0})
-    found = keys.mapping("dataset_mixture")
-    entries = found.get("datasets")
+    values = keys.mapping("dataset_mixture")
+    entries = values.get("datasets")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         yield mixture.refuse(
             "datasets", E1160, "datasets is not a list of mappings", "datasets: [{id: OWNER/NAME}]"
@@ -491,9 +497,9 @@ def _mixer(keys: Keys) -> Statements[str | None]:
     """State `dataset_mixer` of earlier alignment-handbook versions: each data set's share of first rows."""
     keys.defaults = {**keys.defaults, "dataset_splits": ["train", "test"]}
     splits, configs = (keys.value(key) for key in ("dataset_splits", "dataset_configs"))
-    splits = [str(one) for one in splits] if isinstance(splits, list) else []
-    train, held = ([one for one in splits if word in one] for word in ("train", "test"))
-    made: dict[str, list[Any]] = {"data.train": [], "data.eval": []}
+    splits = [str(part_name) for part_name in splits] if isinstance(splits, list) else []
+    train, held = ([part_name for part_name in splits if word in part_name] for word in ("train", "test"))
+    sources: dict[str, list[Any]] = {"data.train": [], "data.eval": []}
     for number, (name, weight) in enumerate(keys.mapping("dataset_mixer").items()):
         place, share = datasets.place(str(name)), as_number(weight)
         if place.path is None or share is None or not 0 < share <= 1:
@@ -503,12 +509,14 @@ def _mixer(keys: Keys) -> Statements[str | None]:
             continue
         config = str(configs[number]) if isinstance(configs, list) and number < len(configs) else None
         part = f"[:{max(round(100 * share), 1)}%]" if share < 1 else ""
-        for one in train:
-            split = None if one == "train" and not part else f"{one}{part}"
-            made["data.train"].append(datasets.source(place.path, split, config))
-        made["data.eval"] += [datasets.source(place.path, one, config) for one in held]
+        for part_name in train:
+            split = None if part_name == "train" and not part else f"{part_name}{part}"
+            sources["data.train"].append(datasets.source(place.path, split, config))
+        sources["data.eval"] += [datasets.source(place.path, part_name, config) for part_name in held]
     evaluates = keys.text("eval_strategy") not in (None, "no")
-    yield keys.say("dataset_mixer", {key: made[key] for key in made if key == "data.train" or evaluates})
+    yield keys.say(
+        "dataset_mixer", {key: sources[key] for key in sources if key == "data.train" or evaluates}
+    )
     yield from keys.passive(("dataset_splits", "dataset_configs"), "part of data.train")
     names = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "datasets")
     yield from keys.unused(names, "the run reads dataset_mixer instead")
@@ -545,8 +553,8 @@ def _held_out(keys: Keys, seed: Mapping[str, Any]) -> Says:
     if share is None:
         yield keys.same("test_split_size", note="the run holds out no rows")
     elif 0 < share < 1:
-        made = {"data.eval_fraction": share, **seed}
-        yield keys.say("test_split_size", made, "another random generator: other rows")
+        sets = {"data.eval_fraction": share, **seed}
+        yield keys.say("test_split_size", sets, "another random generator: other rows")
     else:
         yield keys.unless("test_split_size", (), "recipec cannot hold out a number of rows: give a share")
 
@@ -596,17 +604,17 @@ def _mixture(keys: Keys) -> Statements[str | None]:
 
 
 def _entry(keys: Keys) -> Statements[Any]:
-    made = yield from datasets.given(keys, "path", "path: OWNER/NAME, or a file", keys.text("name"))
-    if made is None:
+    source = yield from datasets.given(keys, "path", "path: OWNER/NAME, or a file", keys.text("name"))
+    if source is None:
         yield from keys.passive(keys_of("trl", "dataset"), "a setting of a source that recipec cannot read")
         return None
     share = keys.number("fraction")
     if share is not None:
-        made = rows.with_own(made, {"weight": share})
+        source = rows.with_own(source, {"weight": share})
         note = "recipec draws rows in these shares; the tool takes the first rows of each data set"
         yield keys.say("fraction", {}, note)
     yield from keys.follow(OF_SOURCES)
-    return made
+    return source
 
 
 def _template(keys: Keys, form: str, named: Named | None) -> Says:

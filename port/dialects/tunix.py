@@ -142,8 +142,8 @@ def _model(run: Tunix) -> Says:
     yield from model.passive(("model_source", "model_name"), "part of model.id")
     tokenizer = keys.below("tokenizer_config", defaults_of(NAME, "tokenizer"))
     path = tokenizer.text("tokenizer_path")
-    given = tokenizer.given("tokenizer_path") and path and re.fullmatch(r"[\w.-]+/[\w.-]+", path)
-    other = given and model_names.resolve(str(path), keys.source.path.parent).id != named.id
+    of_hub = tokenizer.given("tokenizer_path") and path and re.fullmatch(r"[\w.-]+/[\w.-]+", path)
+    other = of_hub and model_names.resolve(str(path), keys.source.path.parent).id != named.id
     yield tokenizer.same(
         "tokenizer_path", {"model.tokenizer": path} if other else None, "" if other else "the model's own"
     )
@@ -210,13 +210,13 @@ def _batch(run: Tunix) -> Says:
     keys, model, section = run.keys, run.section("model_config"), run.training
     mesh = model.below("mesh", defaults_of(NAME, "mesh"))
     sizes = yield from _mesh(mesh)
-    tp, each = sizes.get("tp", 1), sizes.get("fsdp", 1)
+    tp, fsdp = sizes.get("tp", 1), sizes.get("fsdp", 1)
     size = keys.integer("batch_size") or 1
     accumulation = section.integer("gradient_accumulation_steps") or 1
-    if size < each or size % each:
-        message = f"batch_size: {size} does not divide over the {each} devices of fsdp"
-        yield keys.refuse("batch_size", E1162, message, f"batch_size: {each}")
-    sets = {"train.micro_batch_size": max(size // each, 1), "train.global_batch_size": size * accumulation}
+    if size < fsdp or size % fsdp:
+        message = f"batch_size: {size} does not divide over the {fsdp} devices of fsdp"
+        yield keys.refuse("batch_size", E1162, message, f"batch_size: {fsdp}")
+    sets = {"train.micro_batch_size": max(size // fsdp, 1), "train.global_batch_size": size * accumulation}
     yield keys.say("batch_size", sets)
     yield section.same("gradient_accumulation_steps", note=f"{size} rows x {accumulation} micro-batches")
     yield keys.means(size)
@@ -224,8 +224,8 @@ def _batch(run: Tunix) -> Says:
     yield keys.sets("train.loss_normalization", kept, "the mean of micro-batches' means" * (accumulation > 1))
     count = math.prod(sizes.values())
     fits = (keys.ledger.tpus or count) == count
-    made = {"mesh.axes": {"fsdp": each, "tp": tp}} if fits and tp > 1 else None
-    yield mesh.same("shape", made, sharding.sharing(tp) if made else REASONS["mesh"])
+    axes = {"mesh.axes": {"fsdp": fsdp, "tp": tp}} if fits and tp > 1 else None
+    yield mesh.same("shape", axes, sharding.sharing(tp) if axes else REASONS["mesh"])
     yield from mesh.passive(keys_of(NAME, "mesh"), REASONS["mesh"])
 
 
@@ -233,20 +233,20 @@ def _mesh(mesh: Keys) -> Statements[dict[str, int]]:
     """Return the sizes of the axes by name, or {} after an error."""
     try:
         sizes, names = (ast.literal_eval(str(mesh.value(key))) for key in ("shape", "axis_names"))
-        made = dict(zip(names, sizes, strict=True))
+        axes = dict(zip(names, sizes, strict=True))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        made = {"": 0}
-    if not all(isinstance(size, int) and size > 0 for size in made.values()):
+        axes = {"": 0}
+    if not all(isinstance(size, int) and size > 0 for size in axes.values()):
         message = (
             f"{mesh.value('shape')} and {mesh.value('axis_names')} are not sizes of the same number of axes"
         )
         yield mesh.refuse("shape", E1160, message, "shape: \"(2,2)\", with axis_names: \"('fsdp','tp')\"")
         return {}
-    if not set(made) <= {"fsdp", "tp"}:
-        message = f"the axes {', '.join(map(str, made))} are not those of Tunix's models"
+    if not set(axes) <= {"fsdp", "tp"}:
+        message = f"the axes {', '.join(map(str, axes))} are not those of Tunix's models"
         yield mesh.refuse("axis_names", E1160, message, "axis_names: \"('fsdp','tp')\"")
         return {}
-    return made
+    return axes
 
 
 def _data(run: Tunix) -> Says:
@@ -307,11 +307,11 @@ def _optimizer(run: Tunix) -> Says:
             "opt_type", E1144, "opt_type is missing, and Tunix requires it", "opt_type: adamw"
         )
     known_by = name if name in OPTIMIZERS else "adamw"
-    found = training.ADAMW if known_by == "adam" else training.optimizer_of(known_by)
+    translation = training.ADAMW if known_by == "adam" else training.optimizer_of(known_by)
     if name and name != known_by:
         message = f"the optimizer optax.{name} has no counterpart in recipec"
         yield section.refuse("opt_type", E1163, message, "opt_type: adamw")
-    yield from training.say_optimizer(section, "opt_type", name, found, "adamw")
+    yield from training.say_optimizer(section, "opt_type", name, translation, "adamw")
     section.defaults = {**defaults_of(NAME, known_by), **section.defaults}
     decays = "weight_decay" in keys_of(NAME, known_by)
     for key in ("b1", "b2", "eps", "momentum", "weight_decay"):
@@ -332,7 +332,7 @@ def _schedule(section: Keys, steps: int | None) -> Says:
     """State the learning rate. optax uses a given `learning_rate` regardless of schedule_type."""
     rate = section.number("learning_rate")
     kind = section.text("schedule_type") or ""
-    made: dict[str, Any] = {"name": "constant", "warmup_steps": 0}
+    settings: dict[str, Any] = {"name": "constant", "warmup_steps": 0}
     yield section.say("learning_rate", {"train.optimizer.learning_rate": rate} if rate is not None else None)
     if rate is not None:
         yield from section.unused(
@@ -345,24 +345,24 @@ def _schedule(section: Keys, steps: int | None) -> Says:
         yield from section.passive(OF_SCHEDULES, "part of the schedule")
     else:
         section.defaults = {**defaults_of(NAME, kind), **section.defaults}
-        warm, made["name"] = kind.startswith("warmup"), SCHEDULES[kind]
+        warm, settings["name"] = kind.startswith("warmup"), SCHEDULES[kind]
         peak = "value" if kind == "constant_schedule" else "peak_value" if warm else "init_value"
         rate = section.number(peak)
         if rate is None:
             yield section.refuse(peak, E1144, f"{peak} is missing, and {kind} requires it", f"{peak}: 1e-4")
         yield section.say(peak, {"train.optimizer.learning_rate": rate or 1e-4})
         if warm:
-            made["warmup_steps"] = section.integer("warmup_steps") or 0
+            settings["warmup_steps"] = section.integer("warmup_steps") or 0
             from_zero = not section.number("init_value")
             start = "" if from_zero else "recipec's warm-up starts at zero; Tunix's starts at init_value"
             yield section.say("init_value", None, start)
         last = "alpha" if kind == "cosine_decay_schedule" else "end_value"
         end = section.number(last) or 0.0
-        made["min_lr_ratio"] = end if last == "alpha" else round(end / rate, 12) if rate else 0.0
+        settings["min_lr_ratio"] = end if last == "alpha" else round(end / rate, 12) if rate else 0.0
         length = "transition_steps" if kind == "linear_schedule" else "decay_steps"
         whole = section.integer(length)
-        if made["name"] == "constant":
-            made.pop("min_lr_ratio")
+        if settings["name"] == "constant":
+            settings.pop("min_lr_ratio")
         elif whole != steps:
             message = (
                 f"the schedule has {whole} steps and the run {steps or 'epochs'}: recipec's schedule "
@@ -377,7 +377,7 @@ def _schedule(section: Keys, steps: int | None) -> Says:
         yield from section.unused(
             [key for key in OF_SCHEDULES if key not in used], f"{kind} has no such argument"
         )
-    for key, value in made.items():
+    for key, value in settings.items():
         yield section.sets(f"train.schedule.{key}", value)
 
 

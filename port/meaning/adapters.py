@@ -37,9 +37,9 @@ def default_targets(model: Model | None) -> str | list[str] | None:
     """Return PEFT's default target_modules, or None for a model without a default."""
     if model is None:
         return ["q_proj", "v_proj"]
-    found: str | list[str] | None = of_model("peft", "targets", model=model)
-    of_text = isinstance(found, list) and model.family.name not in known("peft", "wrapped")
-    return None if is_multimodal(model) and of_text else found
+    targets: str | list[str] | None = of_model("peft", "targets", model=model)
+    of_text = isinstance(targets, list) and model.family.name not in known("peft", "wrapped")
+    return None if is_multimodal(model) and of_text else targets
 
 
 def say_targets(
@@ -93,9 +93,9 @@ def say_targets(
         notes.append(f"recipec puts no adapter on {listing(chosen.beyond)}: it trains fewer parameters")
     if chosen.unmatched:
         notes.append(f"{model.title} has no module {listing(chosen.unmatched)}")
-    made: dict[str, Any] = {"lora.targets": list(chosen.targets), "lora.layers": chosen.layers}
+    sets: dict[str, Any] = {"lora.targets": list(chosen.targets), "lora.layers": chosen.layers}
     if chosen.doubled:
-        made |= _doubled(keys, chosen.doubled)
+        sets |= _doubled(keys, chosen.doubled)
     if also:
         sources = (s for p in model.family.parameters(model.architecture) for s in p.sources)
         if model.family.names.head not in {source.module for source in sources}:
@@ -103,17 +103,17 @@ def say_targets(
                 "the output head is the embedding: recipec trains one tensor, Unsloth a copy of each"
             )
             also = ["embed_tokens"]
-        made["lora.modules_to_save"] = also
+        sets["lora.modules_to_save"] = also
     if notes and keys.given(key):
-        yield keys.say(key, made, "; ".join(notes))
+        yield keys.say(key, sets, "; ".join(notes))
     elif also:
-        yield keys.same(key, made, f"Unsloth trains {listing(also)} whole, without adapters")
+        yield keys.same(key, sets, f"Unsloth trains {listing(also)} whole, without adapters")
     elif chosen.vision:
-        yield keys.same(key, made, "these include the vision tower, which the model in recipec does not have")
+        yield keys.same(key, sets, "these include the vision tower, which the model in recipec does not have")
     elif chosen.doubled and keys.given(key):
-        yield keys.same(key, made, DOUBLED)
+        yield keys.same(key, sets, DOUBLED)
     else:
-        yield keys.say(key, made)
+        yield keys.say(key, sets)
     return chosen
 
 
@@ -129,7 +129,7 @@ def _doubled(keys: Keys, names: Sequence[str]) -> dict[str, Any]:
     for name, kind in (("rank", int), ("alpha", float)):
         value = keys.ledger.value(f"lora.{name}")
         if value is not None:
-            pattern = {one: kind(2 * value) for one in names}
+            pattern = {module: kind(2 * value) for module in names}
             out[f"lora.{name}_pattern"] = {**(keys.ledger.value(f"lora.{name}_pattern") or {}), **pattern}
     return out
 
@@ -144,27 +144,27 @@ def say_parameters(keys: Keys, key: str, chosen: Chosen | None) -> Says:
             key, E1164, "recipec can resolve names of parameters only if it knows the model", help
         )
     elif chosen.parameters:
-        made = {"lora.targets": list(chosen.targets), "lora.layers": chosen.layers}
+        sets = {"lora.targets": list(chosen.targets), "lora.layers": chosen.layers}
         lost = f"recipec puts no adapter on {listing(chosen.nothing)}" if chosen.nothing else ""
-        yield keys.say(key, made, lost)
+        yield keys.say(key, sets, lost)
     else:
         yield keys.unless(key, (), "recipec puts no adapter on parameters with these names")
 
 
 def say_tokens(keys: Keys, key: str) -> Says:
     """State PEFT's trainable_token_indices, a list of tokens or one for each named embedding."""
-    found = keys.value(key)
-    if isinstance(found, Mapping):
-        if [str(name).rpartition(".")[2] in EMBEDDED for name in found] != [True]:
+    indices = keys.value(key)
+    if isinstance(indices, Mapping):
+        if [str(name).rpartition(".")[2] in EMBEDDED for name in indices] != [True]:
             yield keys.learned(
                 key, (), "recipec trains single rows of the token embedding, and of no other module"
             )
             return
-        (found,) = found.values()
-    if not isinstance(found, list) or not all(type(token) is int for token in found):
+        (indices,) = indices.values()
+    if not isinstance(indices, list) or not all(type(token) is int for token in indices):
         yield keys.refuse(key, E1160, f"`{key}` must be a list of tokens' numbers", f"{key}: [128256]")
         return
-    yield keys.say(key, {"lora.trainable_tokens": list(dict.fromkeys(found))})
+    yield keys.say(key, {"lora.trainable_tokens": list(dict.fromkeys(indices))})
 
 
 USUAL: tuple[Any, ...] = ("layers", ["layers"], [], "", None)
@@ -188,16 +188,16 @@ def say_patterns(keys: Keys) -> Says:
         ("rank_pattern", "lora.rank_pattern", int),
         ("alpha_pattern", "lora.alpha_pattern", float),
     ):
-        found = keys.mapping(key)
-        made: dict[str, Any] = {}
-        for name, value in found.items():
+        patterns = keys.mapping(key)
+        values: dict[str, Any] = {}
+        for name, value in patterns.items():
             number = as_number(value)
             if number is None or isinstance(value, str) or number <= 0:
                 message = f"{key}: {value!r} is not a number above zero"
                 yield keys.refuse(key, E1160, message, f"{key}: {{{name}: 16}}")
                 break
-            made[_spelling(str(name))] = kind(number)
-        yield keys.same(key, {target: made} if made else None, "one value for all" if not made else "")
+            values[_spelling(str(name))] = kind(number)
+        yield keys.same(key, {target: values} if values else None, "one value for all" if not values else "")
 
 
 def _spelling(name: str) -> str:
@@ -240,10 +240,10 @@ def say_loftq(keys: Keys, key: str, config: Any) -> Says:
     yield keys.say(key, {"lora.init": "loftq", "lora.quantize": "nf4"}, "; ".join(notes))
 
 
-def say_init(keys: Keys, key: str, found: Any) -> Says:
+def say_init(keys: Keys, key: str, init: Any) -> Says:
     """State PEFT's `init_lora_weights`."""
-    name = str(found).lower()
-    if found is True or name == "true":
+    name = str(init).lower()
+    if init is True or name == "true":
         yield keys.say(key, {"lora.init": "peft"})
     elif name == "gaussian":
         yield keys.say(key, {"lora.init": "gaussian"})
@@ -254,7 +254,7 @@ def say_init(keys: Keys, key: str, found: Any) -> Says:
     elif name == "loftq":
         yield from say_loftq(keys, key, keys.value("loftq_config"))
         yield keys.same("loftq_config", note="its settings")
-    elif found is False or name == "false":
+    elif init is False or name == "false":
         yield keys.say(key, {"lora.init": "peft"}, "recipec starts B at zero, not at random")
     else:
         note = (
@@ -304,23 +304,25 @@ def fused(model: Model | None, names: Sequence[str]) -> tuple[list[str], str]:
     if model is None:
         return list(names), ""
     sites = model.family.lora_targets(model.architecture)
-    own = {site.projection.rpartition(".")[2] for site in sites}
+    projections = {site.projection.rpartition(".")[2] for site in sites}
     called = model.family.names
     holders = dict.fromkeys(("q_proj", "k_proj", "v_proj"), called.qkv)
     holders |= dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj")
-    parts = [name for name in names if name not in own and holders.get(name) in own]
-    plain = called.plain[0] in own
+    parts = [name for name in names if name not in projections and holders.get(name) in projections]
+    plain = called.plain[0] in projections
     others = {"o_proj": called.out, **dict(zip(("up_proj", "down_proj"), called.plain, strict=True))}
-    others = {name: other for name, other in others.items() if name not in own and other in own}
+    others = {
+        name: other for name, other in others.items() if name not in projections and other in projections
+    }
     others |= {name: holders[name] for name in parts}
-    kept = [name for name in names if name in own or name != "gate_proj" or not plain]
-    made = list(dict.fromkeys(others.get(name, name) for name in kept))
+    kept = [name for name in names if name in projections or name != "gate_proj" or not plain]
+    fused_names = list(dict.fromkeys(others.get(name, name) for name in kept))
     whole = listing(dict.fromkeys(holders[name] for name in parts))
     note = (
         f"{listing(parts)} are parts of {whole}, which has one A for all of its parts, and "
         "one B of its full size"
     )
-    return made, note if parts else ""
+    return fused_names, note if parts else ""
 
 
 def _without_model(keys: Keys, key: str, spec: str | Sequence[str], also: Sequence[str]) -> Says:
@@ -450,20 +452,20 @@ def choose(
     names = [name for module in together for name in {module.name: 0, module.former: 0}]
     linear = [module.name for module in together if module.linear and module.what != "lm_head"]
     read = experts.read(model, spec, linear, names)
-    found = [module for module in every if _matches(read.modules, module.name)]
+    matched = [module for module in every if _matches(read.modules, module.name)]
     if not isinstance(read.modules, str) and (wanted := set(layers or ())):
-        found = [module for module in found if _layer(module.name) in wanted]
+        matched = [module for module in matched if _layer(module.name) in wanted]
     if exclude:
-        found = [module for module in found if not _matches(exclude, module.name)]
+        matched = [module for module in matched if not _matches(exclude, module.name)]
     named = (*parameters, *read.parameters)
     weights = [module for module in together if _matches(named, module.tensor)]
     unmatched = () if isinstance(read.modules, str) else _unmatched(read.modules, [m.name for m in every])
     nothing = _unmatched(named, [module.tensor for module in weights if module.site is not None])
-    found = list(dict.fromkeys([*found, *(module for module in weights if module.site is not None)]))
-    sites = tuple(module.site for module in found if module.site is not None)
+    matched = list(dict.fromkeys([*matched, *(module for module in weights if module.site is not None)]))
+    sites = tuple(module.site for module in matched if module.site is not None)
     targets, chosen_layers = express(model, sites)
-    beyond = dict.fromkeys(module.what for module in found if module.site is None and module.what != VISION)
-    vision = any(module.what == VISION for module in found)
+    beyond = dict.fromkeys(module.what for module in matched if module.site is None and module.what != VISION)
+    vision = any(module.what == VISION for module in matched)
     experts_of = model.family.expert_targets(model.architecture)
     doubled = [site.projection for site in experts_of if site.projection.rpartition(".")[2] in read.doubled]
     return Chosen(
@@ -473,7 +475,7 @@ def choose(
         tuple(beyond),
         vision,
         unmatched,
-        any(module in weights for module in found),
+        any(module in weights for module in matched),
         nothing,
         tuple(dict.fromkeys(doubled)),
     )
@@ -494,18 +496,21 @@ def express(model: Model, sites: Sequence[str]) -> tuple[tuple[str, ...], str | 
         name: [(layer, slot) for layer, slot in of if f"{holder}.{layer}.{slot}" in wanted]
         for name, of in everywhere.items()
     }
-    by_name = {name: found for name, found in by_name.items() if found}
-    chosen = sorted({layer for found in by_name.values() for layer, _ in found})
-    if all(found == [one for one in everywhere[name] if one[0] in chosen] for name, found in by_name.items()):
-        whole = all(len(found) == len(everywhere[name]) for name, found in by_name.items())
+    by_name = {name: sites_of for name, sites_of in by_name.items() if sites_of}
+    chosen = sorted({layer for sites_of in by_name.values() for layer, _ in sites_of})
+    if all(
+        sites_of == [place for place in everywhere[name] if place[0] in chosen]
+        for name, sites_of in by_name.items()
+    ):
+        whole = all(len(sites_of) == len(everywhere[name]) for name, sites_of in by_name.items())
         return tuple(by_name), "all" if whole else _layers(chosen)
     out = []
-    for name, found in by_name.items():
-        if len(found) == len(everywhere[name]):
+    for name, sites_of in by_name.items():
+        if len(sites_of) == len(everywhere[name]):
             out.append(name)
             continue
-        for slot in dict.fromkeys(slot for _, slot in found):
-            layers = [layer for layer, its in found if its == slot]
+        for slot in dict.fromkeys(slot for _, slot in sites_of):
+            layers = [layer for layer, its in sites_of if its == slot]
             all_of_them = len(layers) == sum(its == slot for _, its in everywhere[name])
             numbers = r"\d+" if all_of_them else f"({'|'.join(map(str, sorted(layers)))})"
             out.append(rf"{holder}\.{numbers}\.{re.escape(slot)}")
@@ -549,8 +554,8 @@ def _others(model: Model) -> Iterable[str]:
 
 
 def _tower(model: Model) -> Iterable[str]:
-    found: Iterable[str] = of_model("peft", "towers", model=model) or ()
-    return found
+    tower: Iterable[str] = of_model("peft", "towers", model=model) or ()
+    return tower
 
 
 @dataclass(frozen=True)

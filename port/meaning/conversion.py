@@ -206,17 +206,17 @@ def tagged(tags: Tagged) -> str:
     """Convert conversations with other keys or roles to messages, or to preferences with two answers."""
     role = f"ROLES[message[{literal(tags.role)}]]" if tags.roles else f"message[{literal(tags.role)}]"
     system = answer = ""
-    made = '    return {"messages": messages}\n'
+    returned = '    return {"messages": messages}\n'
     if tags.label:
         label = f'"label": row[{literal(tags.label)}]'
-        made = f'    return {{"prompt": messages[:-1], "completion": messages[-1:], {label}}}\n'
+        returned = f'    return {{"prompt": messages[:-1], "completion": messages[-1:], {label}}}\n'
     if tags.system:
         system = f"""\
     if row.get({literal(tags.system)}) and messages[0]["role"] != "system":
         messages.insert(0, {{"role": "system", "content": row[{literal(tags.system)}]}})
 """
     if tags.chosen and tags.rejected:
-        made = f"""\
+        returned = f"""\
     return {{
         "prompt": messages,
         "chosen": answer(row[{literal(tags.chosen)}]),
@@ -238,7 +238,7 @@ def answer(given):
 def {FUNCTION}(row):
     """A row of `{docstring(tags.messages)}`{" and two answers" if tags.chosen else ""}."""
     messages = [plain(message) for message in row[{literal(tags.messages)}]]
-{system}{made}
+{system}{returned}
 
 def plain(message):
     """A message by the names that templates know."""
@@ -248,9 +248,9 @@ def plain(message):
 
 def _roles(roles: Mapping[str, str]) -> str:
     pairs = [f"{literal(word)}: {literal(role)}" for word, role in roles.items()]
-    one = f"ROLES = {{{', '.join(pairs)}}}\n\n"
+    line = f"ROLES = {{{', '.join(pairs)}}}\n\n"
     many = "\n".join(["ROLES = {", *(f"    {pair}," for pair in pairs), "}\n\n"])
-    return (one if len(one) <= WIDTH + 2 else many) if roles else ""
+    return (line if len(line) <= WIDTH + 2 else many) if roles else ""
 
 
 _TASK = "Below is an instruction that describes a task"
@@ -267,7 +267,7 @@ def alpaca_prompt(columns: Mapping[str, str] | None = None) -> Prompt:
     return Prompt(WITH_INPUT, WITHOUT_INPUT, **dict(columns or {}))
 
 
-def alpaca_messages(made: Prompt, origin: str, systems: tuple[str, str] | None = None) -> str:
+def alpaca_messages(prompt: Prompt, origin: str, systems: tuple[str, str] | None = None) -> str:
     """Write a file that makes a conversation of a row: the user has the prompt, the assistant the output."""
     constants, system = "", ""
     if systems is not None:
@@ -276,14 +276,14 @@ def alpaca_messages(made: Prompt, origin: str, systems: tuple[str, str] | None =
         system = " if given else ".join(names)
     return f'''"""Rows as conversations with {origin}: the prompt is the user's message."""
 
-{constants}{_templates(made)}
+{constants}{_templates(prompt)}
 
 def {FUNCTION}(row):
-    """A row of `{made.instruction}`, `{made.input}` and `{made.output}`."""
-    given = row.get({literal(str(made.input))})
+    """A row of `{prompt.instruction}`, `{prompt.input}` and `{prompt.output}`."""
+    given = row.get({literal(str(prompt.input))})
     template = WITH_INPUT if given else WITHOUT_INPUT
-    prompt = template.format(instruction=row[{literal(made.instruction)}], input=given)
-    answer = row[{literal(made.output)}]
+    prompt = template.format(instruction=row[{literal(prompt.instruction)}], input=given)
+    answer = row[{literal(prompt.output)}]
 {_conversation("prompt", "answer", system)}'''
 
 
@@ -347,8 +347,8 @@ def by_columns(
             response = response.removeprefix({literal(prefix)}).strip()
 """
     names = f"COLUMNS = {dict(columns)!r}\n".replace("'", '"') if columns else ""
-    made = "{**row, **{new: row[old] for old, new in COLUMNS.items() if old in row}}"
-    renamed = f"    row = {made}\n" if columns else ""
+    row = "{**row, **{new: row[old] for old, new in COLUMNS.items() if old in row}}"
+    renamed = f"    row = {row}\n" if columns else ""
     default = "None" if system is None else literal(system)
     answer = '    return {"messages": messages}\n'
     if label:
@@ -468,9 +468,9 @@ def _templates(prompt: Prompt) -> str:
 
 def constant(name: str, text: str) -> str:
     """Write an assignment of a text; a long text is split at its line breaks and spaces."""
-    one = f"{name} = {literal(text)}\n"
-    if len(one) <= WIDTH + 1:
-        return one
+    single = f"{name} = {literal(text)}\n"
+    if len(single) <= WIDTH + 1:
+        return single
     pieces: list[str] = []
     for line in text.splitlines(keepends=True):
         piece = ""
@@ -485,7 +485,7 @@ def constant(name: str, text: str) -> str:
 
 def literal(text: str) -> str:
     """Return a text as a Python literal in double quotes."""
-    made = repr(text)
-    if made.startswith('"'):
-        return made
-    return '"' + made[1:-1].replace("\\'", "'").replace('"', '\\"') + '"'
+    source = repr(text)
+    if source.startswith('"'):
+        return source
+    return '"' + source[1:-1].replace("\\'", "'").replace('"', '\\"') + '"'

@@ -110,24 +110,24 @@ def source(
     if split is not None and single:
         first = re.fullmatch(r"train\[:(\d+)\]", split)
         split, limit = None if first or split == "train" else split, int(first[1]) if first else limit
-    made: dict[str, Any] = {"path": path}
+    entry: dict[str, Any] = {"path": path}
     for key, value in (("split", split), ("config", config), ("limit", limit)):
         if value is not None:
-            made[key] = value
-    return path if len(made) == 1 else made
+            entry[key] = value
+    return path if len(entry) == 1 else entry
 
 
 def given(keys: Keys, key: str, help: str, config: str | None) -> Statements[Any]:
     """Return the source for a section with arguments of `datasets.load_dataset`, or None after an error."""
     name, files, split = keys.text(key), keys.value("data_files"), keys.text("split")
-    found = place(name or "", files if isinstance(files, str | list) else None)
-    if name is None or found.path is None:
+    located = place(name or "", files if isinstance(files, str | list) else None)
+    if name is None or located.path is None:
         yield keys.refuse(
-            key, E1143, f"recipec cannot read this source: {found.note or f'it names no {key}'}", help
+            key, E1143, f"recipec cannot read this source: {located.note or f'it names no {key}'}", help
         )
         return None
-    hub = found.path.startswith("hf://")
-    return source(found.path, None if split == "train" else split, config if hub else None)
+    hub = located.path.startswith("hf://")
+    return source(located.path, None if split == "train" else split, config if hub else None)
 
 
 def unwritten(keys: Keys, data: Mapping[str, Any]) -> Keys:
@@ -136,13 +136,13 @@ def unwritten(keys: Keys, data: Mapping[str, Any]) -> Keys:
     return Keys(Ledger(Sources(source)), source, keys.tool)
 
 
-def retold(keys: Keys, key: str, found: Keys) -> Statements[str]:
+def retold(keys: Keys, key: str, described: Keys) -> Statements[str]:
     """Report what became of the keys of `unwritten`. Errors are moved to the key that asks for them."""
-    for each in found.ledger.diagnostics:
-        yield keys.refuse(key, each.code, each.message, each.help or "")
+    for item in described.ledger.diagnostics:
+        yield keys.refuse(key, item.code, item.message, item.help or "")
         yield keys.withdraw(key)
     differs = (Verdict.APPROXIMATED, Verdict.UNSUPPORTED)
-    notes = (each.note for each in found.ledger.findings if each.verdict in differs)
+    notes = (item.note for item in described.ledger.findings if item.verdict in differs)
     return "; ".join(dict.fromkeys(filter(None, notes)))
 
 
@@ -169,7 +169,7 @@ def evaluation(keys: Keys, size: float | int, seed: int) -> tuple[dict[str, Any]
     rows = _counted(sources, keys.source.path.parent)
     if rows is not None and 1 <= size < rows:
         shares = (math.floor(size / rows * 10**digits) / 10**digits for digits in range(1, 16))
-        share = next((each for each in shares if math.ceil(each * rows) == size), None)
+        share = next((candidate for candidate in shares if math.ceil(candidate * rows) == size), None)
         if share is not None:
             return {"data.eval_fraction": share, "data.eval_seed": seed}, f"{size:g} of the rows at hand"
     first = sources[0] if len(sources) == 1 else {}
@@ -279,8 +279,8 @@ def say_stream(
         yield from keys.unused(buffers, "recipec reads all rows first")
         return
     buffer = next((key for key in buffers if keys.given(key)), buffers[0] if buffers else None)
-    found = keys.integer(buffer) if buffer is not None else None
-    sets = {"data.stream_window": found if found and found > 0 else size}
+    rows = keys.integer(buffer) if buffer is not None else None
+    sets = {"data.stream_window": rows if rows and rows > 0 else size}
     yield keys.sets("data.stream_window", sets["data.stream_window"])
     note = KEPT if ledger.value("data.shuffle_seed", 0) is None else WINDOWS
     yield keys.say(switch, sets if keys.given(switch) else None, note)

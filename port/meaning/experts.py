@@ -62,18 +62,18 @@ def read(model: Model, spec: str | Sequence[str], linear: Sequence[str], every: 
         spec = [*dict.fromkeys(name.rpartition(".")[2] for name in linear), *table]
     elif isinstance(spec, str):
         spec = _leaves(spec, table, every)
-    kept, found = [], dict[str, list[str]]()
+    kept, parts = [], dict[str, list[str]]()
     for name in dict.fromkeys(spec):
         old = next((old for old in table if name == old or name.endswith(f".{old}")), None)
         if old is None:
             kept.append(name)
         else:
-            found.setdefault(table[old], []).append(old)
-    needed = {new: [old for old in table if table[old] == new] for new in found}
+            parts.setdefault(table[old], []).append(old)
+    needed = {new: [old for old in table if table[old] == new] for new in parts}
     for new, olds in needed.items():
-        if missing := [old for old in olds if old not in found[new]]:
-            raise Halved(found[new], missing)
-    return Read(kept, tuple(found), tuple(new for new, olds in needed.items() if len(olds) > 1))
+        if missing := [old for old in olds if old not in parts[new]]:
+            raise Halved(parts[new], missing)
+    return Read(kept, tuple(parts), tuple(new for new, olds in needed.items() if len(olds) > 1))
 
 
 def _leaves(pattern: str, table: Mapping[str, str], every: Sequence[str]) -> list[str]:
@@ -120,15 +120,15 @@ def say_overrides(keys: Keys, key: str, model: Model | None) -> Statements[bool]
     Returns:
         Whether they do.
     """
-    given = keys.mapping(key)
-    if not given or set(given) - {"output_router_logits", "router_aux_loss_coef"}:
+    overrides = keys.mapping(key)
+    if not overrides or set(overrides) - {"output_router_logits", "router_aux_loss_coef"}:
         return False
     usual = coefficient(model)
     if usual is None:
         yield keys.same(key, note="transformers has no load-balancing loss for the model")
         return True
-    if given.get("output_router_logits") is True:
-        value = as_number(given.get("router_aux_loss_coef", usual))
+    if overrides.get("output_router_logits") is True:
+        value = as_number(overrides.get("router_aux_loss_coef", usual))
         yield keys.say(key, {AUX: value}, MEANS)
     yield keys.same(key, note="there is no load-balancing loss without output_router_logits")
     return True

@@ -27,9 +27,9 @@ def chosen_by(model: Model, keeps: Callable[[str], bool]) -> list[str]:
         if module in chosen:
             layers.setdefault(stem, []).extend(() if layer is None else (layer,))
     alike: dict[tuple[int, ...], list[str]] = {}
-    for stem, found in layers.items():
-        alike.setdefault(tuple(found), []).append(stem)
-    short = [pattern for found, stems in alike.items() for pattern in _patterns(found, stems)]
+    for stem, numbers in layers.items():
+        alike.setdefault(tuple(numbers), []).append(stem)
+    short = [pattern for numbers, stems in alike.items() for pattern in _patterns(numbers, stems)]
     if {module for module in names if any(matches(pattern, module) for pattern in short)} == chosen:
         return short
     return sorted(chosen)
@@ -52,10 +52,10 @@ def say_layers(keys: Keys, model: Model | None) -> Says:
     """State LLaMA-Factory's freeze tuning: some of the last layers are trained, or of the first ones."""
     yield keys.sets("lora", None, "the run has no adapters")
     count = keys.integer("freeze_trainable_layers") if keys.given("freeze_trainable_layers") else 2
-    given = {key: keys.texts(key) for key in ("freeze_trainable_modules", "freeze_extra_modules")}
+    values = {key: keys.texts(key) for key in ("freeze_trainable_modules", "freeze_extra_modules")}
     modules, extra = (
-        [name.strip() for name in (found.split(",") if isinstance(found, str) else found or ())]
-        for found in given.values()
+        [name.strip() for name in (value.split(",") if isinstance(value, str) else value or ())]
+        for value in values.values()
     )
     if model is not None:
         only, lacking = of_layers(model, count or 0, modules or ["all"], extra)
@@ -63,7 +63,7 @@ def say_layers(keys: Keys, model: Model | None) -> Says:
             message = f"{model.title} has no modules {listing(lacking)}"
             yield keys.refuse("freeze_trainable_modules", E1148, message, "freeze_trainable_modules: all")
         yield keys.sets("train.trainable_modules", only, "the modules that freeze tuning trains")
-    for key in ("freeze_trainable_layers", *given):
+    for key in ("freeze_trainable_layers", *values):
         yield keys.say(key, {})
     yield from keys.passive(("cast_trainable_params_to_fp32",), "part of train.optimizer.master_weights")
 
@@ -83,9 +83,9 @@ def of_layers(
     number = f"({'|'.join(map(str, layers))})" if len(layers) != 1 else str(layers[0])
     start = rf"{model.family.names.layers}\.{number}\."
     inside = [rf"{start}.*" if name == "all" else rf"{start}{name}.*" for name in modules]
-    found = [s.module for p in model.family.parameters(model.architecture) if p.trainable for s in p.sources]
+    names = [s.module for p in model.family.parameters(model.architecture) if p.trainable for s in p.sources]
     only = [*inside, *extra]
-    lacking = [name for name in only if not any(matches(name, module) for module in found)]
+    lacking = [name for name in only if not any(matches(name, module) for module in names)]
     return only, lacking
 
 
@@ -120,11 +120,11 @@ def _unfreezing(keys: Keys, key: str) -> list[re.Pattern[str]]:
 
     They match the beginning of a parameter's name. A dot stands for itself, except in `.+`.
     """
-    found = keys.texts(key) or []
-    given = [found] if isinstance(found, str) else found
-    if any(re.search(r"\[\d*(:\d*)?\]$", pattern) for pattern in given):
+    value = keys.texts(key) or []
+    patterns = [value] if isinstance(value, str) else value
+    if any(re.search(r"\[\d*(:\d*)?\]$", pattern) for pattern in patterns):
         return []
     try:
-        return [re.compile(re.sub(r"\.(?!\+)", r"\\.", pattern)) for pattern in given]
+        return [re.compile(re.sub(r"\.(?!\+)", r"\\.", pattern)) for pattern in patterns]
     except re.error:
         return []

@@ -60,14 +60,14 @@ PAIRED = "TRL splits a row with a chosen and a rejected answer into two samples;
 def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) -> Statements[str]:
     """Return the format of the rows. TRL recognizes it by the columns, read if the file is at hand."""
     row = datasets.first_row(path, keys.source.path.parent) if path else None
-    if made := OBJECTIVES[objective].format:
-        if made == UNPAIRED and row is not None and {"chosen", "rejected"} <= row.keys():
+    if fixed := OBJECTIVES[objective].format:
+        if fixed == UNPAIRED and row is not None and {"chosen", "rejected"} <= row.keys():
             yield keys.withdraw(where[1])
             yield keys.refuse(
                 where[1], E1142, PAIRED, "rows of prompt, completion and label; or objective: dpo"
             )
-        yield keys.sets("data.format", made)
-        return made
+        yield keys.sets("data.format", fixed)
+        return fixed
     column = keys.text("dataset_text_field") or "text"
     if row is not None:
         form = _of_columns(row, column)
@@ -157,8 +157,8 @@ def supervised(keys: Keys) -> Says:
     if loss == "dft":
         yield from weighted(keys, "loss_type", loss)
     elif loss not in ("nll", "chunked_nll"):
-        had = listing(OBJECTIVES["sft"].losses)
-        message = f"the loss {loss} has no counterpart: recipec's sft has {had}"
+        losses = listing(OBJECTIVES["sft"].losses)
+        message = f"the loss {loss} has no counterpart: recipec's sft has {losses}"
         yield keys.refuse("loss_type", E1163, message, "loss_type: nll")
     yield from keys.follow(OF_SFT)
 
@@ -177,12 +177,14 @@ def of_pairs(
 ) -> Says:
     """State the loss of a pair, and the keys that only this loss reads."""
     key, smoothing = names
-    had, given = OBJECTIVES[objective].losses, keys.value(key) or "sigmoid"
-    every = given if isinstance(given, list) else [given]
+    known, losses = OBJECTIVES[objective].losses, keys.value(key) or "sigmoid"
+    every = losses if isinstance(losses, list) else [losses]
     loss = every[0] if len(every) == 1 else None
-    if loss not in had:
+    if loss not in known:
         shown = " + ".join(map(str, every))
-        message = f"the preference loss {shown} has no counterpart: recipec's {objective} has {listing(had)}"
+        message = (
+            f"the preference loss {shown} has no counterpart: recipec's {objective} has {listing(known)}"
+        )
         yield keys.refuse(key, E1163, message, f"{key}: sigmoid")
         loss = "sigmoid"
     elif loss != "sigmoid":
@@ -190,7 +192,7 @@ def of_pairs(
     if loss in (TRLS[objective] if smoothed is None else smoothed):
         value = keys.number(smoothing)
         yield keys.same(smoothing, {"train.label_smoothing": value} if value else None)
-    if "simpo_gamma" in had[str(loss)]:
+    if "simpo_gamma" in known[str(loss)]:
         yield keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
 
 
@@ -202,12 +204,12 @@ def cpo(keys: Keys) -> Says:
 
 def kto(keys: Keys) -> Says:
     """State the loss of single answers, and its weights."""
-    given = keys.value("loss_type") or "kto"
-    every = given if isinstance(given, list) else [given]
-    had = OBJECTIVES["kto"].losses
-    if len(every) != 1 or every[0] not in had:
+    value = keys.value("loss_type") or "kto"
+    every = value if isinstance(value, list) else [value]
+    losses = OBJECTIVES["kto"].losses
+    if len(every) != 1 or every[0] not in losses:
         shown = " + ".join(map(str, every))
-        message = f"the loss {shown} has no counterpart: recipec's kto has {listing(had)}"
+        message = f"the loss {shown} has no counterpart: recipec's kto has {listing(losses)}"
         yield keys.refuse("loss_type", E1163, message, "loss_type: kto")
     elif every[0] != "kto":
         yield keys.say("loss_type", {"train.loss_type": every[0]})

@@ -45,13 +45,13 @@ def resolve(name: str, folder: Path) -> Named:
     Args:
         folder: the folder that a relative path is relative to.
     """
-    given = name
+    path = name
     if not is_directory(name) and (folder / name).is_dir() and name not in entries():
-        given = f"./{name}"
-    model = _found(given, folder)
-    kept = is_directory(given) or given in entries() or (model is not None and model.origin != "catalog")
+        path = f"./{name}"
+    model = _found(path, folder)
+    kept = is_directory(path) or path in entries() or (model is not None and model.origin != "catalog")
     if kept or (original := original_of(name)) is None:
-        return Named(given, model)
+        return Named(path, model)
     same = "quantized by its publisher" if is_quantized(name) else "the same weights and tokens"
     note = f"the original of {name}, which is a copy: {same}"
     return Named(original, _found(original, folder), note)
@@ -95,8 +95,8 @@ def _found(name: str, folder: Path) -> Model | None:
 
 def stored(name: str | None, folder: Path) -> str:
     """Return the type of a checkpoint's weights by its config.json, "auto" if that is not at hand."""
-    found = _found(name, folder) if name is not None else None
-    config = found.config if found is not None else {}
+    model = _found(name, folder) if name is not None else None
+    config = model.config if model is not None else {}
     return str(config.get("dtype") or config.get("torch_dtype") or "auto")
 
 
@@ -105,7 +105,7 @@ def say_model(keys: Keys, key: str, revision: str) -> Statements[Named | None]:
 
     An unknown model's id still goes into the recipe. The recipe's checks report it.
     """
-    name, given = keys.text(key), keys.text(revision)
+    name, branch = keys.text(key), keys.text(revision)
     if not name:
         yield keys.refuse(key, E1144, "the file names no model", f"--set {key}=Qwen/Qwen3-8B")
         return None
@@ -113,8 +113,8 @@ def say_model(keys: Keys, key: str, revision: str) -> Statements[Named | None]:
     if named.model is None:
         named = resolve(name, keys.ledger.home)
     yield keys.say(key, {"model.id": named.id}, named.note)
-    kept = given not in (None, "main") and not named.note
-    yield keys.same(revision, {"model.revision": given} if kept else None)
+    kept = branch not in (None, "main") and not named.note
+    yield keys.same(revision, {"model.revision": branch} if kept else None)
     return named
 
 

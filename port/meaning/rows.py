@@ -25,34 +25,34 @@ class Form(Protocol):
 
 def alike(forms: Sequence[Form]) -> bool:
     """Return whether all rows have the same form."""
-    return len({(one.format, *sorted(one.fields.items()), one.transform) for one in forms}) < 2
+    return len({(form.format, *sorted(form.fields.items()), form.transform) for form in forms}) < 2
 
 
-def with_own(source: Any, own: Mapping[str, Any]) -> Any:
+def with_own(source: Any, override: Mapping[str, Any]) -> Any:
     """Add keys to an entry of `data.train`."""
-    if source is None or not own:
+    if source is None or not override:
         return source
-    return {**(source if isinstance(source, dict) else {"path": source}), **own}
+    return {**(source if isinstance(source, dict) else {"path": source}), **override}
 
 
-def apart(keys: Keys, found: Sequence[tuple[Any, Form]]) -> Statements[list[Any]]:
+def apart(keys: Keys, sources: Sequence[tuple[Any, Form]]) -> Statements[list[Any]]:
     """Return sources of several forms, each with the form of its rows. `data.format` is that of the first."""
-    first, made = found[0][1].format, []
+    first, entries = sources[0][1].format, []
     files: dict[str, str] = {}
-    for source, form in found:
-        own: dict[str, Any] = {} if form.format == first else {"format": form.format}
+    for source, form in sources:
+        override: dict[str, Any] = {} if form.format == first else {"format": form.format}
         if form.fields:
-            own["fields"] = dict(form.fields)
+            override["fields"] = dict(form.fields)
         if form.transform:
             number = f"_{len(files) + 1}" if files else ""
             name = files.setdefault(form.transform, f"convert{number}.py")
             yield keys.file(name, form.transform)
-            own["transform"] = f"{name}:{conversion.FUNCTION}"
-        made.append(with_own(source, own))
+            override["transform"] = f"{name}:{conversion.FUNCTION}"
+        entries.append(with_own(source, override))
     for path in ("data.fields", "data.transform"):  # set for one data set before the others were read
         yield keys.moves(path, "data.train")
     yield keys.sets("data.format", first)
-    return made
+    return entries
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def pairs(asked: str, answered: str, system: str | None = None) -> Rows:
     return Rows("chat", transform=conversion.paired(asked, answered, system))
 
 
-def say(keys: Keys, key: str, found: Sequence[Rows], names: Sequence[str] = ()) -> Statements[Rows | None]:
+def say(keys: Keys, key: str, forms: Sequence[Rows], names: Sequence[str] = ()) -> Statements[Rows | None]:
     """Set the form of all rows. It is an error if the data sets have several forms.
 
     Args:
@@ -90,7 +90,7 @@ def say(keys: Keys, key: str, found: Sequence[Rows], names: Sequence[str] = ()) 
     Returns:
         The form, or None after an error or without any data set.
     """
-    ways = {(rows.format, *sorted(rows.fields.items()), rows.transform): rows for rows in found}
+    ways = {(rows.format, *sorted(rows.fields.items()), rows.transform): rows for rows in forms}
     if len(ways) > 1:
         message = "the data sets have rows of different forms, which recipec does not mix in one run"
         way = "keep only data sets of one form" + (f", as {names[0]} has" if names else "")

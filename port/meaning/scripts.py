@@ -47,10 +47,10 @@ class Text:
         """Join values into one text, or return None if one of them is not text."""
         pieces: list[str | Column | End] = []
         for value in values:
-            made = value.pieces if isinstance(value, Text) else (value,)
-            if not all(isinstance(piece, str | Column | End) for piece in made):
+            parts = value.pieces if isinstance(value, Text) else (value,)
+            if not all(isinstance(piece, str | Column | End) for piece in parts):
                 return None
-            pieces += made
+            pieces += parts
         return cls(tuple(piece for piece in pieces if piece != ""))
 
 
@@ -64,8 +64,8 @@ class Chat:
 def is_content(value: Any) -> bool:
     """Return whether a column's value is text, a chat or messages of text."""
     if isinstance(value, list):
-        return all(isinstance(each, dict) and each.keys() == {"role", "content"} for each in value) and all(
-            isinstance(each["role"], str) and Text.of([each["content"]]) is not None for each in value
+        return all(isinstance(item, dict) and item.keys() == {"role", "content"} for item in value) and all(
+            isinstance(item["role"], str) and Text.of([item["content"]]) is not None for item in value
         )
     return isinstance(value, str | Text | Column) or (isinstance(value, Chat) and is_content(value.messages))
 
@@ -88,13 +88,13 @@ class Columns:
     made: Mapping[str, Any]
 
 
-def before_hand(made: Mapping[str, Any]) -> tuple[tuple[Columns, ...], dict[str, Any]]:
+def before_hand(mapping: Mapping[str, Any]) -> tuple[tuple[Columns, ...], dict[str, Any]]:
     """Split columns at a function that is not followed: those to make before it, and what they are after it.
 
     A text that the chat template makes cannot be made in a file, so it stays as it is.
     """
-    plain = {name: value for name, value in made.items() if not _templated(value)}
-    after = {name: value if name not in plain else Column(name) for name, value in made.items()}
+    plain = {name: value for name, value in mapping.items() if not _templated(value)}
+    after = {name: value if name not in plain else Column(name) for name, value in mapping.items()}
     return ((Columns(plain),) if plain else ()), after
 
 
@@ -215,10 +215,10 @@ def say_rows(keys: Keys, script: Script) -> Statements[str]:
             yield keys.file(FILE, _chain(rows, body))
         sets["data.transform"] = f"{FILE}:{name}"
         note = f"copy by hand into {FILE}: {listing(map(_shown, rows.by_hand))}"
-        for each in rows.by_hand:
-            message = f"recipec cannot convert {_shown(each)}, so copy it by hand: {each.why}"
+        for columns in rows.by_hand:
+            message = f"recipec cannot convert {_shown(columns)}, so copy it by hand: {columns.why}"
             help = f"{FILE} next to the recipe has its lines as a comment, and stops a run until you write it"
-            yield keys.warn(Diagnostic(W1178, message, rows.keys[0], help, each.span))
+            yield keys.warn(Diagnostic(W1178, message, rows.keys[0], help, columns.span))
     elif body:
         what = MADE.get(form, "a prompt and its answer")
         yield keys.file(FILE, _file(what, sorted(_columns(rows.content)), body))
@@ -384,7 +384,7 @@ def _chain(rows: Rows, body: str) -> str:
             continue
         plain = step.name or ("keep" if step.selects else "change")
         names = (plain, *(f"{plain}_{number}" for number in range(2, len(rows.steps) + 3)))
-        name = next(each for each in names if each not in taken)
+        name = next(candidate for candidate in names if candidate not in taken)
         taken.add(name)
         gives = "whether the row is kept" if step.selects else "the row with its new columns"
         functions.append(
@@ -444,24 +444,24 @@ def say_template(keys: Keys, form: str, named: Named | None) -> Says:
     if (yield from _set_up(keys, form, named)):
         yield keys.same("chat_template", note="setup_chat_format replaces it")
         return
-    given = keys.text("chat_template")
+    template = keys.text("chat_template")
     model = named.model if named else None
-    if given is None or form != "chat":
+    if template is None or form != "chat":
         yield keys.same("chat_template", note="the rows are text, to which no template applies")
         if form == "chat" and model is not None:
             yield from templates.say_own(keys, model)
-    elif "{%" in given or "{{" in given:
-        yield keys.say("chat_template", {"data.chat_template": given})
+    elif "{%" in template or "{{" in template:
+        yield keys.say("chat_template", {"data.chat_template": template})
     else:
-        made = templates.unsloth(given, model)
-        mark = templates.missing_end(made.ends, model, keys.ledger.value("model.add_tokens") or ())
+        translation = templates.unsloth(template, model)
+        mark = templates.missing_end(translation.ends, model, keys.ledger.value("model.add_tokens") or ())
         if mark and model is not None:
             message = templates.spelled(mark, model, "Unsloth")
             help = f"add it in the script: tokenizer.add_tokens(['{mark}']); or --set chat_template=null"
             yield keys.refuse("chat_template", E1180, message, help)
-        elif made.known:
-            yield keys.say("chat_template", made.sets, made.note)
+        elif translation.known:
+            yield keys.say("chat_template", translation.sets, translation.note)
         else:
-            message = templates.unknown("Unsloth's template", given, made)
+            message = templates.unknown("Unsloth's template", template, translation)
             help = "write it out as Jinja: --set 'chat_template={{ ... }}', or null for the model's own"
             yield keys.refuse("chat_template", E1147, message, help)

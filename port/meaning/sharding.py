@@ -130,8 +130,8 @@ def accelerate(
     launch = replace(launch, shared=(yield from parallelism(keys.below("parallelism_config"))))
     section = keys.below("deepspeed_config")
     if keys.given("deepspeed_config"):
-        made = yield from deepspeed(section, expected or {})
-        launch = replace(launch, shared=launch.shared * made.shared)
+        settings = yield from deepspeed(section, expected or {})
+        launch = replace(launch, shared=launch.shared * settings.shared)
     for name in ("fp8_config", "megatron_lm_config"):
         if keys.mapping(name):
             yield keys.unless(name, (), "it changes the arithmetic or the trainer, and has no counterpart")
@@ -225,10 +225,10 @@ exact data_types: recipec accumulates gradients in float32
 
 def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> Statements[DeepSpeed]:
     """State the keys of a DeepSpeed configuration, or of accelerate's deepspeed_config."""
-    found = keys.source.get(keys.prefix.rstrip(".")) if keys.prefix else keys.source.data
+    config = keys.source.get(keys.prefix.rstrip(".")) if keys.prefix else keys.source.data
     optimizer = scheduler = None
     shared = 1
-    for leaf in _leaves(found):
+    for leaf in _leaves(config):
         first = leaf.partition(".")[0]
         if leaf in _FROM_TRAINER:
             yield from _agree(keys, leaf, expected)
@@ -252,9 +252,9 @@ def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> Statements[DeepSpeed]:
 def _names(keys: Keys) -> Statements[list[str]]:
     """Return the keys of a section. Record the section itself if it is empty or a file name."""
     path = keys.prefix.rstrip(".")
-    found = keys.source.get(path)
-    if isinstance(found, dict) and found:
-        return [str(name) for name in found]
+    value = keys.source.get(path)
+    if isinstance(value, dict) and value:
+        return [str(name) for name in value]
     if keys.source.has(path):
         yield Keys(keys.ledger, keys.source, keys.tool).same(path, note=MESH)
     return []

@@ -44,9 +44,9 @@ class Template:
 UNKNOWN = Template({}, known=False)
 
 
-def unknown(whose: str, name: Any, found: Template) -> str:
+def unknown(whose: str, name: Any, template: Template) -> str:
     """Return the message for an unknown template, with its owner and the reason."""
-    return f"recipec cannot write out {whose} `{name}`" + (f": {found.note}" if found.note else "")
+    return f"recipec cannot write out {whose} `{name}`" + (f": {template.note}" if template.note else "")
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ LLAMAFACTORY = named("llamafactory")
 
 def _torchtune(row: Mapping[str, Any]) -> Turns:
     """Make Turns from a tokenizer's row of data/models.json, and LLaMA-Factory's template `like`."""
-    own = {key: value for key, value in row.items() if key != "like"}
-    return turns_of({**written_by("llamafactory").get(str(row.get("like")), {}), **own})
+    changes = {key: value for key, value in row.items() if key != "like"}
+    return turns_of({**written_by("llamafactory").get(str(row.get("like")), {}), **changes})
 
 
 TORCHTUNE = {name: _torchtune(row) for name, row in known("torchtune", "tokenizers").items()}
@@ -180,9 +180,9 @@ def own(model: Model | None) -> Template:
 
 def say_own(keys: Keys, model: Model) -> Says:
     """Set the values of `own`."""
-    found = own(model)
-    for path, value in found.sets.items():
-        yield keys.sets(path, value, found.note)
+    template = own(model)
+    for path, value in template.sets.items():
+        yield keys.sets(path, value, template.note)
 
 
 def axolotl(name: str, model: Model | None, jinja: str | None = None) -> Template:
@@ -203,23 +203,23 @@ def _own(tool: str, name: str, model: Model | None) -> Template | None:
     ids = known(tool.lower(), "own").get(name)
     if ids is None or (model is not None and not re.fullmatch(ids, model.id)):
         return None
-    found = own(model)
-    sibling = found.sets.get("model.tokenizer")
+    template = own(model)
+    sibling = template.sets.get("model.tokenizer")
     by = f"the tokenizer of {sibling}" if sibling else "the model's own"
-    return Template(found.sets, f"{by}: {tool}'s copy comes from this template, which may be newer")
+    return Template(template.sets, f"{by}: {tool}'s copy comes from this template, which may be newer")
 
 
 def unsloth(name: str, model: Model | None) -> Template:
     """Return the template for the name given to Unsloth's `get_chat_template`."""
-    if found := _own("Unsloth", name, model):
-        return found
+    if template := _own("Unsloth", name, model):
+        return template
     row = written_by("unsloth").get(name, "")
     if isinstance(row, str):
         return replace(UNKNOWN, note=row)
     # What is trained on ends with the mark, the eos_token of Unsloth's tokenizer.
-    said = turns_of(row).assistant
-    ends = len(said.rstrip())
-    return of("unsloth", name, model, {"assistant": said[:ends], "after": said[ends:]})
+    answer = turns_of(row).assistant
+    ends = len(answer.rstrip())
+    return of("unsloth", name, model, {"assistant": answer[:ends], "after": answer[ends:]})
 
 
 def of(tool: str, name: str | None, model: Model | None, changes: Mapping[str, Any] = {}) -> Template:
@@ -230,10 +230,10 @@ def of(tool: str, name: str | None, model: Model | None, changes: Mapping[str, A
     turns = replace(turns_of(row), **changes)
     if turns.adds_bos and (model is None or tokenizer_of(model) in known("adds_bos")):
         turns = replace(turns, prefix=f"\0bos_token\0{turns.prefix}")
-    made = {"data.chat_template": written(turns)}
+    sets = {"data.chat_template": written(turns)}
     ends = turns.assistant.partition("{}")[2]
     note = _foreign(turns, model)
-    return Template(made, note, last=bool(turns.last), forgets=turns.forgets, ends=ends)
+    return Template(sets, note, last=bool(turns.last), forgets=turns.forgets, ends=ends)
 
 
 def llamafactory(
@@ -247,9 +247,9 @@ def llamafactory(
         return replace(UNKNOWN, note=written_by("llamafactory").get(name, ""))
     if default_system is not None:
         turns = replace(turns, default_system=default_system)
-    made = {"data.chat_template": written(turns, thinking)}
+    sets = {"data.chat_template": written(turns, thinking)}
     ends = turns.assistant.partition("{}")[2]
-    return Template(made, _foreign(turns, model), last=bool(turns.last), ends=ends)
+    return Template(sets, _foreign(turns, model), last=bool(turns.last), ends=ends)
 
 
 def _foreign(turns: Turns, model: Model | None) -> str:
@@ -279,25 +279,25 @@ def written(turns: Turns, thinking: bool = True) -> str:
         out.append(f"{{{{- {_expression(turns.prefix)} -}}}}")
     system = f"({_expression(turns.system, 'system')} if system else '')"
     if turns.system and not turns.in_user:
-        told = f"{{{{- {_expression(turns.system, 'system')} -}}}}"
-        out.append(told if turns.always_told else f"{{%- if system -%}}{told}{{%- endif -%}}")
+        system_turn = f"{{{{- {_expression(turns.system, 'system')} -}}}}"
+        out.append(system_turn if turns.always_told else f"{{%- if system -%}}{system_turn}{{%- endif -%}}")
     asked = says["user"]
     if turns.in_user:
         asked = f"(({system} if loop.first else '') + {f'({asked})' if '|' in asked else asked})"
     opening = f"{{{{- {_expression(turns.opening)} -}}}}" if turns.opening else ""
     rewritten = turns.last_alone or (turns.thought and not thinking)
     answer = "answer" if rewritten else says["assistant"]
-    said = f"{{{{- {_expression(turns.assistant, answer)} -}}}}"
+    answer_turn = f"{{{{- {_expression(turns.assistant, answer)} -}}}}"
     tail = f"{{{{- {_expression(turns.after)} -}}}}" if turns.after else ""
     if turns.between:
         tail += f"{{%- if not loop.last -%}}{{{{- {_expression(turns.between)} -}}}}{{%- endif -%}}"
     if turns.final is not None:
         begins, _, ends = turns.assistant.partition("{}")
         more = f"{{%- if not loop.last -%}}{{{{- {_expression(ends)} -}}}}{{%- endif -%}}"
-        said = f"{{{{- {_expression(begins + '{}', answer)} -}}}}{more}"
+        answer_turn = f"{{{{- {_expression(begins + '{}', answer)} -}}}}{more}"
         final = f"{{{{- {_expression(turns.final)} -}}}}" if turns.final else ""
         final = f"{{%- if loop.last -%}}{final}{{%- endif -%}}"
-        said, tail = (said + final, tail) if turns.learns_final else (said, final + tail)
+        answer_turn, tail = (answer_turn + final, tail) if turns.learns_final else (answer_turn, final + tail)
     thought = _thought(turns.thought, thinking) if turns.thought else ""
     if turns.last_alone:
         end = _quoted(turns.thought[1].strip() if turns.thought else "</think>")
@@ -316,7 +316,7 @@ def written(turns: Turns, thinking: bool = True) -> str:
         f"{{{{- {_expression(turns.user, asked)} -}}}}",
         "{%- elif message.role == 'assistant' and not message.tool_calls -%}",
         f"{before}{outside}",
-        f"{{%- generation -%}}{learned}{inside}{said}{{%- endgeneration -%}}{tail}",
+        f"{{%- generation -%}}{learned}{inside}{answer_turn}{{%- endgeneration -%}}{tail}",
         "{%- else -%}",
         "{{- raise_exception('this template writes no tools') -}}",
         "{%- endif -%}",

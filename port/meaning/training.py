@@ -87,8 +87,8 @@ def global_batch(per_device: int, accumulation: int, processes: int, shared: int
     return Batch(per_device, accumulation, processes // shared)
 
 
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 @dataclass(frozen=True)
@@ -164,13 +164,13 @@ def optimizer_of(name: str) -> Translation:
     )
 
 
-def say_optimizer(keys: Keys, key: str, name: str, found: Translation, help: str) -> Says:
+def say_optimizer(keys: Keys, key: str, name: str, translation: Translation, help: str) -> Says:
     """State an optimizer. One with another update rule is an error."""
-    sets = {"train.optimizer.name": found.name}
-    if not found.same:
-        message = f"the optimizer {name} has no counterpart: {found.note}"
+    sets = {"train.optimizer.name": translation.name}
+    if not translation.same:
+        message = f"the optimizer {name} has no counterpart: {translation.note}"
         yield keys.refuse(key, E1163, message, f"{key}: {help}")
-    yield keys.say(key, sets, found.note)
+    yield keys.say(key, sets, translation.note)
 
 
 def arguments(text: str | Mapping[str, object] | None) -> dict[str, str]:
@@ -194,17 +194,17 @@ def arguments(text: str | Mapping[str, object] | None) -> dict[str, str]:
     return out
 
 
-def of_rmsprop(given: Mapping[str, str]) -> dict[str, Any]:
+def of_rmsprop(settings: Mapping[str, str]) -> dict[str, Any]:
     """Return the recipe's values for transformers' `optim_args` of rmsprop. The keys of Adam do not count.
 
     Raises:
         ValueError: a value is no number, or `centered` is on.
     """
-    if given.get("centered", "").lower() in TRUE:
+    if settings.get("centered", "").lower() in TRUE:
         raise ValueError("`centered` has no counterpart: recipec subtracts no mean from the second moment")
     defaults = TORCH_DEFAULTS["rmsprop"]
     names = {"alpha": "b2", "eps": "eps", "momentum": "momentum"}
-    return {f"train.optimizer.{to}": float(given.get(key, defaults[key])) for key, to in names.items()}
+    return {f"train.optimizer.{to}": float(settings.get(key, defaults[key])) for key, to in names.items()}
 
 
 _ADAM = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8}
@@ -245,37 +245,37 @@ files fused foreach capturable differentiable is_paged block_wise bf16_stochasti
 
 def say_torch_optimizer(keys: Keys, name: str, where: Keys, key: str) -> Says:
     """State an optimizer's class and its arguments."""
-    found = optimizer_of(name)
+    translation = optimizer_of(name)
     bare = name.rpartition(".")[2].lower().removeprefix("paged")
     begins = next((kind for kind in TORCH_DEFAULTS if bare.startswith(kind)), "adamw")
     keys.defaults = {**TORCH_DEFAULTS[begins], **keys.defaults}
     keys.tool = name.rpartition(".")[2]
     decay = keys.number("weight_decay") or 0.0
     if begins == "adam" and decay == 0.0:
-        found = ADAMW
+        translation = ADAMW
     if begins == "fusedadam":
-        found = yield from _fused(keys, found, decay)
-    yield from say_optimizer(where, key, name, found, "torch.optim.AdamW")
+        translation = yield from _fused(keys, translation, decay)
+    yield from say_optimizer(where, key, name, translation, "torch.optim.AdamW")
     yield keys.say("lr", {"train.optimizer.learning_rate": keys.number("lr")})
     yield keys.say("weight_decay", {"train.optimizer.weight_decay": decay})
-    yield from _betas(keys, found.name)
-    if found.name == "rmsprop":
+    yield from _betas(keys, translation.name)
+    if translation.name == "rmsprop":
         yield keys.say("alpha", {"train.optimizer.b2": keys.number("alpha")})
-    if found.name in ("adamw", "rmsprop"):
+    if translation.name in ("adamw", "rmsprop"):
         yield keys.say("eps", {"train.optimizer.eps": keys.number("eps")})
-    if found.name in ("rmsprop", "sgd"):
+    if translation.name in ("rmsprop", "sgd"):
         yield keys.say("momentum", {"train.optimizer.momentum": keys.number("momentum") or 0.0})
-    if found.name == "sgd":
+    if translation.name == "sgd":
         yield keys.unless("nesterov", (False,), "recipec's momentum is not Nesterov's")
         yield keys.unless("dampening", (0,), "recipec does not dampen the momentum")
-    yield from keys.passive(("eps", "betas", "momentum"), f"{found.name} does not have this setting")
+    yield from keys.passive(("eps", "betas", "momentum"), f"{translation.name} does not have this setting")
     yield from keys.follow(OF_OPTIMIZERS)
 
 
-def _fused(keys: Keys, found: Translation, decay: float) -> Statements[Translation]:
+def _fused(keys: Keys, translation: Translation, decay: float) -> Statements[Translation]:
     """Return what Transformer Engine's FusedAdam is here, by the keys that the other classes do not have."""
     if keys.value("adam_w_mode") is False and decay:
-        found = OPTIMIZERS["adam"]
+        translation = OPTIMIZERS["adam"]
     yield keys.same("adam_w_mode", note="where weight decay applies")
     moments = ("exp_avg_dtype", "exp_avg_sq_dtype")
     kept = {str(keys.value(key) or "float32").rpartition(".")[2] for key in moments} - {"float32"}
@@ -284,9 +284,9 @@ def _fused(keys: Keys, found: Translation, decay: float) -> Statements[Translati
             f"recipec keeps the optimizer state in float32, not in {listing(sorted(kept))}: the "
             "same rule, more precise"
         )
-        found = replace(found, note=f"{found.note}; {note}" if found.note else note)
+        translation = replace(translation, note=f"{translation.note}; {note}" if translation.note else note)
     yield from keys.passive(moments, "the precision of the optimizer's state")
-    return found
+    return translation
 
 
 def _betas(keys: Keys, name: str) -> Says:
@@ -363,21 +363,21 @@ def schedule_of(
     name: str, kwargs: Mapping[str, Any] | None = None, learning_rate: float | None = None
 ) -> Schedule:
     """Return the recipe's schedule for one of transformers' (`lr_scheduler_type`) or of torchtune's."""
-    given = dict(kwargs or {})
+    settings = dict(kwargs or {})
     if name in ("cosine", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "cosine_with_restarts"):
-        return _cosine(name, given, learning_rate)
+        return _cosine(name, settings, learning_rate)
     if name == "polynomial":
-        return _polynomial(given, learning_rate)
+        return _polynomial(settings, learning_rate)
     return SCHEDULES.get(name, Schedule(None))
 
 
-def _cosine(name: str, given: Mapping[str, Any], learning_rate: float | None) -> Schedule:
+def _cosine(name: str, settings: Mapping[str, Any], learning_rate: float | None) -> Schedule:
     final = 0.0
-    if "min_lr" in name or "min_lr" in given or "min_lr_rate" in given:
-        final = _share(given.get("min_lr_rate"), given.get("min_lr"), learning_rate)
+    if "min_lr" in name or "min_lr" in settings or "min_lr_rate" in settings:
+        final = _share(settings.get("min_lr_rate"), settings.get("min_lr"), learning_rate)
     notes = []
     whole = 1 if name == "cosine_with_restarts" else 0.5
-    cycles = given.get("num_cycles", whole)
+    cycles = settings.get("num_cycles", whole)
     if cycles != whole:
         notes.append(f"recipec's cosine is one half wave, not num_cycles: {cycles}")
     if name == "cosine_warmup_with_min_lr":
@@ -387,9 +387,9 @@ def _cosine(name: str, given: Mapping[str, Any], learning_rate: float | None) ->
     return Schedule("cosine", final, "; ".join(notes))
 
 
-def _polynomial(given: Mapping[str, Any], learning_rate: float | None) -> Schedule:
-    power = given.get("power", 1.0)
-    final = _share(None, given.get("lr_end", 1e-7), learning_rate)
+def _polynomial(settings: Mapping[str, Any], learning_rate: float | None) -> Schedule:
+    power = settings.get("power", 1.0)
+    final = _share(None, settings.get("lr_end", 1e-7), learning_rate)
     note = "" if power == 1.0 else f"recipec's decay is linear, not of the power {power}"
     return Schedule("linear", final, note)
 
@@ -435,10 +435,10 @@ BY_ENVIRONMENT = "transformers reads WANDB_PROJECT, or else uses `huggingface`, 
 
 def directory(keys: Keys, key: str) -> Says:
     """State the folder for results. A folder in a bucket is also used for the checkpoints."""
-    given = keys.source.get(keys.prefix + key, None)
-    remote = isinstance(given, str) and given.startswith(("gs://", "gcs://"))
+    folder = keys.source.get(keys.prefix + key, None)
+    remote = isinstance(folder, str) and folder.startswith(("gs://", "gcs://"))
     if remote:
-        place = "gs://" + str(given).partition("://")[2].rstrip("/")
+        place = "gs://" + str(folder).partition("://")[2].rstrip("/")
         yield keys.same(
             key,
             {"checkpoint.directory": place},
@@ -484,14 +484,14 @@ def best(keys: Keys, patience: str = PATIENCE, also: Mapping[str, Any] | None = 
 
 def report_to(keys: Keys) -> Says:
     """State transformers' `report_to`: the loggers by name."""
-    given = keys.value("report_to")
-    names = given if isinstance(given, list) else [given]
+    loggers = keys.value("report_to")
+    names = loggers if isinstance(loggers, list) else [loggers]
     lost = [str(name) for name in names if name not in (*OFF, "all", "tensorboard", "wandb", "mlflow")]
     notes = [f"recipec does not log to {listing(lost)}: {LOGS}"] if lost else []
-    made = [one for one in SERVICES if one[0] in names]
-    if made:
-        sets = {path: value for _, path, value, _ in made}
-        yield keys.say("report_to", sets, "; ".join([*(note for *_, note in made), *notes]))
+    services = [service for service in SERVICES if service[0] in names]
+    if services:
+        sets = {path: value for _, path, value, _ in services}
+        yield keys.say("report_to", sets, "; ".join([*(note for *_, note in services), *notes]))
     elif lost:
         yield keys.unless("report_to", (), notes[0])
     yield keys.same("report_to", {"train.log.tensorboard": True} if "tensorboard" in names else None, "a log")

@@ -25,13 +25,13 @@ SEED = "the same seed of another random generator: other draws of the same distr
 
 def for_deepspeed(keys: Keys, processes: int) -> dict[str, Any]:
     """Return the values that the Trainer compares with a DeepSpeed configuration, by DeepSpeed's keys."""
-    found = {key: keys.value(key) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")}
-    rows = [value for value in found.values() if isinstance(value, int)]
+    values = {key: keys.value(key) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")}
+    rows = [value for value in values.values() if isinstance(value, int)]
     fp16 = keys.value("fp16") is True
     bf16 = keys.value("bf16")
     return {
-        "train_micro_batch_size_per_gpu": found["per_device_train_batch_size"],
-        "gradient_accumulation_steps": found["gradient_accumulation_steps"],
+        "train_micro_batch_size_per_gpu": values["per_device_train_batch_size"],
+        "gradient_accumulation_steps": values["gradient_accumulation_steps"],
         "train_batch_size": math.prod(rows) * processes,
         "gradient_clipping": keys.value("max_grad_norm"),
         "optimizer.params.lr": keys.value("learning_rate"),
@@ -99,24 +99,24 @@ def batch(keys: Keys, launch: Launch) -> Says:
     per_device = keys.integer("per_device_train_batch_size") or 1
     accumulation = keys.integer("gradient_accumulation_steps") or 1
     processes = sharding.devices(keys.ledger, launch)
-    found = keys.value("accelerator_config")
-    inner = isinstance(found, dict) and found.get("split_batches") is True
+    config = keys.value("accelerator_config")
+    inner = isinstance(config, dict) and config.get("split_batches") is True
     split = keys.flag("split_batches") if keys.given("split_batches") else inner
     key = "per_device_train_batch_size"
-    made = yield from training.say_groups(keys, key, per_device, accumulation, processes, launch.shared)
+    step = yield from training.say_groups(keys, key, per_device, accumulation, processes, launch.shared)
     if split:
-        made = training.Batch(max(per_device // made.data_parallel, 1), accumulation, made.data_parallel)
+        step = training.Batch(max(per_device // step.data_parallel, 1), accumulation, step.data_parallel)
         for key in ("split_batches", "accelerator_config"):
             yield keys.same(key, note="split_batches: the batch size is of all devices together")
     yield keys.same("split_batches", note="off")
-    yield keys.say("per_device_train_batch_size", {"train.micro_batch_size": made.per_device})
-    rows = {"train.global_batch_size": made.rows}
-    yield keys.same("gradient_accumulation_steps", rows, f"{made.rows} rows per step: {made}")
-    yield keys.sets("train.global_batch_size", made.rows)
-    given = keys.value("average_tokens_across_devices") is not None
-    tokens = keys.flag("average_tokens_across_devices") if given else True
+    yield keys.say("per_device_train_batch_size", {"train.micro_batch_size": step.per_device})
+    rows = {"train.global_batch_size": step.rows}
+    yield keys.same("gradient_accumulation_steps", rows, f"{step.rows} rows per step: {step}")
+    yield keys.sets("train.global_batch_size", step.rows)
+    stated = keys.value("average_tokens_across_devices") is not None
+    tokens = keys.flag("average_tokens_across_devices") if stated else True
     yield keys.sets("train.loss_normalization", "tokens", "")
-    if tokens or made.data_parallel == 1:
+    if tokens or step.data_parallel == 1:
         yield keys.same(
             "average_tokens_across_devices", note="the mean is over all tokens of a step, as in recipec"
         )
@@ -150,37 +150,39 @@ def optimizer(run: Run, keys: Keys) -> Says:
     """State the optimizer, its hyperparameters and gradient clipping."""
     taken = run.deepspeed
     name = taken.optimizer or str(keys.value(run.optim) or "adamw_torch_fused")
-    found = training.optimizer_of(name)
+    translation = training.optimizer_of(name)
     if run.muon and not taken.optimizer:
-        found = training.MUON
-        yield keys.say(run.muon, {"train.optimizer.name": found.name})
+        translation = training.MUON
+        yield keys.say(run.muon, {"train.optimizer.name": translation.name})
         yield keys.same(run.optim, note=f"{run.muon} selects another optimizer")
-    if found.same and taken.optimizer and keys.given(run.optim):
+    if translation.same and taken.optimizer and keys.given(run.optim):
         yield keys.same(
-            run.optim, {"train.optimizer.name": found.name}, "DeepSpeed's optimizer applies instead"
+            run.optim, {"train.optimizer.name": translation.name}, "DeepSpeed's optimizer applies instead"
         )
     yield keys.unless("adafactor", (False,), "an older name of optim; the value of optim applies")
-    yield from training.say_optimizer(keys, run.optim, name, found, "adamw_torch")
+    yield from training.say_optimizer(keys, run.optim, name, translation, "adamw_torch")
     yield keys.say("learning_rate", {"train.optimizer.learning_rate": run.learning_rate})
     decay = keys.number("weight_decay") or 0.0
-    note = DECAYED if decay and not run.lora and found.name != "muon" else ""
+    note = DECAYED if decay and not run.lora and translation.name != "muon" else ""
     yield keys.say("weight_decay", {"train.optimizer.weight_decay": decay}, note)
-    given = yield from _arguments(keys)
-    if found.name in ("adamw", "lion", "muon"):
+    arguments = yield from _arguments(keys)
+    if translation.name in ("adamw", "lion", "muon"):
         betas = (keys.number("adam_beta1"), keys.number("adam_beta2"))
         yield keys.say("adam_beta1", {"train.optimizer.b1": betas[0]})
         yield keys.say("adam_beta2", {"train.optimizer.b2": betas[1]})
-    if found.name in ("adamw", "muon"):
+    if translation.name in ("adamw", "muon"):
         yield keys.say("adam_epsilon", {"train.optimizer.eps": keys.number("adam_epsilon")})
     yield from keys.passive(
-        ("adam_beta1", "adam_beta2", "adam_epsilon"), f"{found.name} does not have this setting"
+        ("adam_beta1", "adam_beta2", "adam_epsilon"), f"{translation.name} does not have this setting"
     )
-    if found.name == "rmsprop":
-        yield from say_rmsprop(keys, given)
-    if found.name == "sgd" and given.get("momentum"):
-        yield keys.same("optim_args", {"train.optimizer.momentum": float(given["momentum"])})
+    if translation.name == "rmsprop":
+        yield from say_rmsprop(keys, arguments)
+    if translation.name == "sgd" and arguments.get("momentum"):
+        yield keys.same("optim_args", {"train.optimizer.momentum": float(arguments["momentum"])})
     note = (
-        f"{name} does not read them" if found.name in ("adamw", "muon") else "the same as recipec's defaults"
+        f"{name} does not read them"
+        if translation.name in ("adamw", "muon")
+        else "the same as recipec's defaults"
     )
     yield keys.same("optim_args", note=note)
     unset = keys.stands("max_grad_norm") and not keys.given("max_grad_norm")
@@ -188,11 +190,11 @@ def optimizer(run: Run, keys: Keys) -> Says:
     yield keys.say("max_grad_norm", {"train.optimizer.max_grad_norm": norm or None})
 
 
-def say_rmsprop(keys: Keys, given: Mapping[str, str]) -> Says:
+def say_rmsprop(keys: Keys, arguments: Mapping[str, str]) -> Says:
     """State the arguments of rmsprop, which are in `optim_args` alone."""
     try:
         yield keys.default(
-            "optim_args", "alpha=0.99, eps=1e-8", training.of_rmsprop(given), "PyTorch's defaults"
+            "optim_args", "alpha=0.99, eps=1e-8", training.of_rmsprop(arguments), "PyTorch's defaults"
         )
     except ValueError as error:
         yield keys.refuse("optim_args", E1160, f"optim_args: {error}", 'optim_args: "alpha=0.99"')
@@ -211,27 +213,27 @@ def schedule(run: Run, keys: Keys) -> Says:
     name, note = str(keys.value("lr_scheduler_type")), ""
     if run.deepspeed.scheduler is not None:
         name, note = _DEEPSPEED_SCHEDULES.get(run.deepspeed.scheduler, (name, ""))
-    made = training.schedule_of(name, keys.mapping("lr_scheduler_kwargs"), run.learning_rate)
-    if made.name is None:
+    decay = training.schedule_of(name, keys.mapping("lr_scheduler_kwargs"), run.learning_rate)
+    if decay.name is None:
         help = "lr_scheduler_type: cosine"
         yield keys.refuse("lr_scheduler_type", E1163, f"recipec has no schedule {name}", help)
-        made = training.Schedule("linear")
-    sets: dict[str, Any] = {"train.schedule.name": made.name}
-    if made.min_lr_ratio:
-        sets["train.schedule.min_lr_ratio"] = made.min_lr_ratio
-    yield keys.say("lr_scheduler_type", sets, made.note or note)
+        decay = training.Schedule("linear")
+    sets: dict[str, Any] = {"train.schedule.name": decay.name}
+    if decay.min_lr_ratio:
+        sets["train.schedule.min_lr_ratio"] = decay.min_lr_ratio
+    yield keys.say("lr_scheduler_type", sets, decay.note or note)
     steps, ratio = keys.number("warmup_steps"), keys.number("warmup_ratio")
-    if not made.warms_up:
+    if not decay.warms_up:
         yield from keys.passive(("warmup_steps", "warmup_ratio"), f"{name} has no warm-up")
         return
-    found = training.warmup(steps, ratio)
+    warmup = training.warmup(steps, ratio)
     if ratio is None:
         yield keys.same("warmup_ratio", note="null: warmup_steps applies")
     if ratio is not None:
-        yield keys.say("warmup_ratio", found.values(), found.note)
+        yield keys.say("warmup_ratio", warmup.values(), warmup.note)
         yield keys.same("warmup_steps", note="warmup_ratio overrides it")
-    elif found.values():
-        yield keys.say("warmup_steps", found.values(), found.note)
+    elif warmup.values():
+        yield keys.say("warmup_steps", warmup.values(), warmup.note)
     else:
         yield keys.same("warmup_steps", note="no warm-up, as in recipec")
         if not keys.stands("warmup_steps"):
@@ -258,12 +260,12 @@ def precision(run: Run, keys: Keys, dtype: str) -> Says:
     if not mixed and not half and launch.mixed_precision in ("bf16", "fp16"):
         mixed, half = launch.mixed_precision == "bf16", launch.mixed_precision == "fp16"
     if half or dtype == "float16":
-        made, note = "bfloat16", HALF
+        computes, note = "bfloat16", HALF
     elif mixed:
-        made, note = "bfloat16", AUTOCAST if dtype == "float32" else ""
+        computes, note = "bfloat16", AUTOCAST if dtype == "float32" else ""
     else:
-        made, note = ("float32", "") if dtype == "float32" else ("bfloat16", "")
-    sets = {"model.dtype": made}
+        computes, note = ("float32", "") if dtype == "float32" else ("bfloat16", "")
+    sets = {"model.dtype": computes}
     if half and keys.given("fp16"):
         yield keys.say("fp16", sets, note)
     elif keys.given("bf16") or unset:
@@ -271,8 +273,8 @@ def precision(run: Run, keys: Keys, dtype: str) -> Says:
         keys.defaults = {**keys.defaults, **default}
         yield keys.say("bf16", sets, note)
     yield from keys.passive(("bf16", "fp16"), "model.dtype sets the precision")
-    yield keys.sets("model.dtype", made, note)
-    if not run.lora and made == "bfloat16":
+    yield keys.sets("model.dtype", computes, note)
+    if not run.lora and computes == "bfloat16":
         held, why = launch.masters(dtype == "float32", mixed or half)
         yield keys.sets("train.optimizer.master_weights", held, why)
 
