@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,31 +56,43 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Found:
+class Verification:
     """The result of a verification.
 
     Attributes:
-        found: its figures; NOT_YET for none.
+        figures: NOT_YET for none.
         versions: versions of packages, as far as they were recorded.
         date: YYYY-MM-DD, if it was recorded.
     """
 
-    found: str = NOT_YET
+    figures: str = NOT_YET
     versions: Mapping[str, str] = field(default_factory=dict)
     date: str | None = None
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Verification:
+        """Return the result of a record of data/verified.json; {} stands for none."""
+        return cls(record.get("found", NOT_YET), record.get("versions", {}), record.get("date"))
+
+    def record(self) -> dict[str, Any]:
+        """Return the record of data/verified.json."""
+        return {"found": self.figures, "versions": self.versions, "date": self.date}
 
     @property
     def when(self) -> str:
         """Versions and date in words; "" if there are none."""
-        said = [*(f"{name} {version}" for name, version in self.versions.items()), *filter(None, [self.date])]
-        return ", ".join(said) or ("" if self.found == NOT_YET else "not recorded")
+        versions = [
+            *(f"{name} {version}" for name, version in self.versions.items()),
+            *filter(None, [self.date]),
+        ]
+        return ", ".join(versions) or ("" if self.figures == NOT_YET else "not recorded")
 
 
-def card(program: Program) -> dict[str, Found]:
+def card(program: Program) -> dict[str, Verification]:
     """Return the result of each kind of verification that applies to a recipe."""
     names = {True: program.family.name, False: key(program)}
     return {
-        kind: Found(**verified().get(kind, {}).get(names[how.of_family], {}))
+        kind: Verification.read(verified().get(kind, {}).get(names[how.of_family], {}))
         for kind, how in KINDS.items()
         if program.accelerator.platform == "tpu" or not how.tpu
     }
@@ -88,7 +100,7 @@ def card(program: Program) -> dict[str, Found]:
 
 def rows(program: Program) -> list[tuple[str, str, str, str]]:
     """Return the card as a table: what is verified, by which method, the result, versions and date."""
-    return [(KINDS[kind].title, KINDS[kind].by, one.found, one.when) for kind, one in card(program).items()]
+    return [(KINDS[kind].title, KINDS[kind].by, one.figures, one.when) for kind, one in card(program).items()]
 
 
 def document(program: Program) -> Document:
@@ -103,12 +115,12 @@ def table(program: Program) -> Table:
 
 def as_json(program: Program) -> dict[str, Any]:
     """Return the card as a JSON value; None for what was not verified yet."""
-    found = card(program)
+    rows = card(program)
     return {
         "name": program.name,
         "verified": {
-            kind: None if one.found == NOT_YET else {"by": KINDS[kind].by, **asdict(one)}
-            for kind, one in found.items()
+            kind: None if one.figures == NOT_YET else {"by": KINDS[kind].by, **one.record()}
+            for kind, one in rows.items()
         },
     }
 
@@ -121,11 +133,11 @@ def key(program: Program) -> str:
 @functools.cache
 def verified() -> Mapping[str, Mapping[str, Any]]:
     """Return data/verified.json: records by kind, then by a step's key or a family's name."""
-    found: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
-    return found
+    records: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
+    return records
 
 
-def dumped(records: Mapping[str, Mapping[str, Found]]) -> str:
+def dumped(records: Mapping[str, Mapping[str, Verification]]) -> str:
     """Return the text of data/verified.json for these records."""
-    kept = {kind: {name: asdict(one) for name, one in found.items()} for kind, found in records.items()}
+    kept = {kind: {name: one.record() for name, one in entries.items()} for kind, entries in records.items()}
     return json.dumps(kept, indent=1, sort_keys=True) + "\n"

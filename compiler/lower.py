@@ -48,12 +48,12 @@ def lower(loaded: Loaded, planning: bool = False) -> Lowered:
     recipe = loaded.recipe or loaded.tentative
     if recipe is None:
         return Lowered(None, list(loaded.diagnostics))
-    facts, found = gather(recipe, loaded.path)
-    found += [d for d in run_checks(facts) if not (planning and d.code in PLANNED)]
-    diagnostics = in_order([*loaded.diagnostics, *locate(loaded.credible(found), loaded.sources)])
+    facts, problems = gather(recipe, loaded.path)
+    problems += [d for d in run_checks(facts) if not (planning and d.code in PLANNED)]
+    diagnostics = in_order([*loaded.diagnostics, *locate(loaded.credible(problems), loaded.sources)])
     if has_errors(diagnostics):
         return Lowered(None, diagnostics)
-    notes = tuple(d for d in found if d.code[1:3] in LASTING_GROUPS)
+    notes = tuple(d for d in problems if d.code[1:3] in LASTING_GROUPS)
     return Lowered(_program(facts, recipe_text(loaded), notes), diagnostics)
 
 

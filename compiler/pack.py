@@ -74,10 +74,10 @@ def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | N
         members |= {f"{RUNTIME}/{path}": source / path for path in (*modules(source), LIST)}
     members[SCHEMA] = out_dir / SCHEMA
     for path in _data_files(lock):
-        found = _find_data(path, folder, recipe)
-        for file in sorted(found.rglob("*")) if found.is_dir() else [found]:
+        data = _find_data(path, folder, recipe)
+        for file in sorted(data.rglob("*")) if data.is_dir() else [data]:
             if file.is_file():
-                inside = "" if file == found else f"/{file.relative_to(found).as_posix()}"
+                inside = "" if file == data else f"/{file.relative_to(data).as_posix()}"
                 members.setdefault(f"{name}/{path.rstrip('/')}{inside}", file)
     _write(target, members)
     return target

@@ -88,7 +88,7 @@ def within_quotes(text: str) -> str:
     """Escape a part of a shell word that is in double quotes."""
     quoted = re.sub(r'(["\\$`])', r"\\\1", text)
     # Within double quotes in an array, bash puts an extra byte before these characters.
-    return re.sub("[\x01\x7f]", lambda found: f"\"$'\\{ord(found[0]):03o}'\"", quoted)
+    return re.sub("[\x01\x7f]", lambda control: f"\"$'\\{ord(control[0]):03o}'\"", quoted)
 
 
 @functools.cache

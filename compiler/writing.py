@@ -63,10 +63,10 @@ def _locked(folder: Path) -> tuple[int, str]:
 
 def clear(folder: Path) -> None:
     """Remove what killed commands left in a folder. What may belong to something else stays."""
-    found: list[str] = []
+    leftovers: list[str] = []
     with suppress(OSError), os.scandir(folder) as entries:
-        found = [entry.path for entry in entries if LEFT.fullmatch(entry.name)]
-    for path in found:
+        leftovers = [entry.path for entry in entries if LEFT.fullmatch(entry.name)]
+    for path in leftovers:
         with suppress(OSError):
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:

@@ -70,8 +70,8 @@ def _recorded(artifact: Path) -> dict[str, Any] | None:
 def _name(runtime: Path) -> str:
     """Return the name of an installed runtime, or its folder."""
     try:
-        found = metadata.distribution("recipec-runtime")
+        distribution = metadata.distribution("recipec-runtime")
     except metadata.PackageNotFoundError:
         return str(runtime)
-    here = Path(str(found.locate_file("runtime"))).resolve() == runtime
-    return f"recipec-runtime=={found.version}" if here else str(runtime)
+    here = Path(str(distribution.locate_file("runtime"))).resolve() == runtime
+    return f"recipec-runtime=={distribution.version}" if here else str(runtime)

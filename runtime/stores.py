@@ -87,9 +87,9 @@ def failed(address: str, done: str, error: Exception) -> UserError:
     Args:
         done: what failed: "opened", "read", "written" or "copied".
     """
-    found = unavailable(address, error, "write" if done == "written" else "read")
-    if found is not None:
-        return found
+    explanation = unavailable(address, error, "write" if done == "written" else "read")
+    if explanation is not None:
+        return explanation
     which = "" if isinstance(error, (OSError, ValueError, EOFError)) else f"{type(error).__name__}: "
     # For missing files, file systems give at best the path or a request's address.
     missing = isinstance(error, FileNotFoundError)

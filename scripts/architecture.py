@@ -116,7 +116,7 @@ def counts() -> Counts:
 
 def text() -> str:
     """Return the two tables."""
-    found = counts()
+    counted = counts()
     out = ["| | Version 0.2 | Now |", "|---|---:|---:|"]
     for name, title in (
         ("files", "modules and templates"),
@@ -124,10 +124,10 @@ def text() -> str:
         ("pairs", "pairs of rooms of `compiler/` that import each other"),
         ("mocked", "modules of the product that use `unittest.mock`"),
     ):
-        out.append(f"| {title} | {START[name]} | {getattr(found, name)} |")
+        out.append(f"| {title} | {START[name]} | {getattr(counted, name)} |")
     out += ["", "| Room | Modules | Lines |", "|---|---:|---:|"]
     for package in PACKAGES:
-        inside = {room: size for room, size in found.rooms.items() if room.startswith(f"{package}/")}
+        inside = {room: size for room, size in counted.rooms.items() if room.startswith(f"{package}/")}
         files, lines = (sum(size[part] for size in inside.values()) for part in (0, 1))
         out.append(f"| **`{package}/`** | {files} | {rounded(lines)} |")
         for room, size in sorted(inside.items(), key=lambda item: -item[1][1]):

@@ -42,15 +42,15 @@ def table(transformers: Any) -> dict[str, Any]:
         lists = model.base_model_prefix == "model" and "self.layers = nn.ModuleList" in source
         if lists and name.endswith("ForCausalLM") and "EncoderLayer" not in source:
             packed[kind] = _packs(model, name, source)
-    found = positions(transformers, packed)
-    return {"transformers": transformers.__version__, "packed": packed, "positions": found}
+    defaults = positions(transformers, packed)
+    return {"transformers": transformers.__version__, "packed": packed, "positions": defaults}
 
 
 def positions(transformers: Any, kinds: Iterable[str]) -> dict[str, int]:
     """Return the default positions of model types and of the families' types, where there are any."""
     described = {kind for family in FAMILIES.values() for kind in family.model_types}
-    found = {kind: _positions(transformers, kind) for kind in sorted({*described, *kinds})}
-    return {kind: number for kind, number in found.items() if number is not None}
+    defaults = {kind: _positions(transformers, kind) for kind in sorted({*described, *kinds})}
+    return {kind: number for kind, number in defaults.items() if number is not None}
 
 
 def _packs(model: Any, name: str, source: str) -> bool:
@@ -68,8 +68,8 @@ def _positions(transformers: Any, kind: str) -> int | None:
         text = transformers.CONFIG_MAPPING[kind]().get_text_config()
     except StrictDataclassError:  # a config of several models has no default
         return None
-    found = getattr(text, "max_position_embeddings", None)
-    return found if isinstance(found, int) else None
+    default = getattr(text, "max_position_embeddings", None)
+    return default if isinstance(default, int) else None
 
 
 if __name__ == "__main__":

@@ -70,8 +70,8 @@ def run(name: str) -> None:
     metrics = (work / "run" / "checkpoints" / "metrics.jsonl").read_text("utf-8").splitlines()
     held_out = [row["eval_loss"] for row in map(json.loads, metrics) if "eval_loss" in row]
     said = answers(*load(work / "run" / "merged"), questions("eval.jsonl"))
-    found = {"values": VARIANTS[name], "eval_loss": held_out, "answers": said}
-    (FOLDER / f"{name}.json").write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    record = {"values": VARIANTS[name], "eval_loss": held_out, "answers": said}
+    (FOLDER / f"{name}.json").write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", "utf-8")
     shutil.rmtree(work)
 
 
@@ -84,7 +84,7 @@ def python(*arguments: str | Path) -> None:
 def table() -> str:
     """Return a row in Markdown for each finished variant."""
     names = [name for name in VARIANTS if (FOLDER / f"{name}.json").exists()]
-    found = {name: json.loads((FOLDER / f"{name}.json").read_text("utf-8")) for name in names}
+    records = {name: json.loads((FOLDER / f"{name}.json").read_text("utf-8")) for name in names}
     traces = {name: read_trace(FOLDER / f"{name}.npz") for name in names}
     head = (
         "Step",
@@ -98,15 +98,15 @@ def table() -> str:
     )
     rows = [head, ("---",) * len(head)]
     for name in names:
-        losses, said = traces[name].losses, found[name]["answers"]
-        same = sum(a == b for a, b in zip(said, found["float32"]["answers"], strict=True))
+        losses, said = traces[name].losses, records[name]["answers"]
+        same = sum(a == b for a, b in zip(said, records["float32"]["answers"], strict=True))
         cosines = by_layer(traces[name].gradients, traces["float32"].gradients)
         worst = min(cosines, key=lambda layer: cosines[layer])
         rows.append(
             (
-                words(found[name]["values"]),
+                words(records[name]["values"]),
                 *(f"{np.mean(losses[max(0, step - TEN) : step]):.3f}" for step in STEPS),
-                *(f"{found[name]['eval_loss'][at]:.4f}" for at in (0, -1)),
+                *(f"{records[name]['eval_loss'][at]:.4f}" for at in (0, -1)),
                 f"{round(in_format(said) * len(said))} of {len(said)}",
                 f"{same} of {len(said)}",
                 f"{np.median(list(cosines.values())):.4f}",
@@ -123,12 +123,12 @@ def words(values: Mapping[str, Any]) -> str:
     return values["model.dtype"] + weights
 
 
-def by_layer(found: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> dict[int, float]:
+def by_layer(gradients: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> dict[int, float]:
     """Return the cosine between two gradients of each layer's adapters."""
     out: dict[int, float] = {}
     for layer in sorted({int(name.split(".")[1]) for name in other}):
         names = [name for name in other if name.startswith(f"layers.{layer}.")]
-        one, two = (np.concatenate([arrays[name].ravel() for name in names]) for arrays in (found, other))
+        one, two = (np.concatenate([arrays[name].ravel() for name in names]) for arrays in (gradients, other))
         out[layer] = float(one @ two / np.linalg.norm(one) / np.linalg.norm(two))
     return out
 

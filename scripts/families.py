@@ -134,14 +134,14 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def read() -> dict[str, Any]:
     """Read the record by kind: `plans` and `rehearsals` by family, `proofs` by the tests' case."""
-    found: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    return {"proofs": {}, "plans": {}, "rehearsals": {}} | found
+    record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return {"proofs": {}, "plans": {}, "rehearsals": {}} | record
 
 
-def keep(kind: str, name: str, found: Mapping[str, Any]) -> None:
+def keep(kind: str, name: str, result: Mapping[str, Any]) -> None:
     """Add a result to the record."""
     record = read()
-    record[kind][name] = {**found, "versions": versions(), "date": datetime.now(UTC).date().isoformat()}
+    record[kind][name] = {**result, "versions": versions(), "date": datetime.now(UTC).date().isoformat()}
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -155,8 +155,8 @@ def prove(names: Sequence[str]) -> None:
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             if report.when == "call" and report.passed:
                 case = report.nodeid.partition("[")[2].rstrip("]")
-                found = {what: f"{value:.2e}" for what, value in report.user_properties}
-                keep("proofs", case, read()["proofs"].get(case, {}) | found)
+                differences = {what: f"{value:.2e}" for what, value in report.user_properties}
+                keep("proofs", case, read()["proofs"].get(case, {}) | differences)
 
     cases = " or ".join(f"[{name}] or [{name}-" for name in names)
     chosen = ["-m", "", "-k", f"({CHOSEN}) and ({cases})", *PROOFS]
@@ -190,17 +190,17 @@ def compile_steps(names: Sequence[str]) -> None:
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             of = recipes.program(written(name, Path(folder)))
-            made = recipes.planned(of, plan(of))
-        found = {
+            planned = recipes.planned(of, plan(of))
+        result = {
             "model": of.recipe.model.id,
             "machine": of.recipe.mesh.accelerator,
-            "gib": round(made.memory.used / 2**30, 1),
-            "available": round(made.memory.available / 2**30, 2),
-            "seconds": round(made.seconds, 2),
-            "tokens": made.tokens,
-            "layers": list(made.compiled_layers),
+            "gib": round(planned.memory.used / 2**30, 1),
+            "available": round(planned.memory.available / 2**30, 2),
+            "seconds": round(planned.seconds, 2),
+            "tokens": planned.tokens,
+            "layers": list(planned.compiled_layers),
         }
-        keep("plans", name, found)
+        keep("plans", name, result)
 
 
 FOUND: dict[str, tuple[str, Callable[[Sequence[str]], None], Sequence[str]]] = {
@@ -229,7 +229,7 @@ def table(record: Mapping[str, Any]) -> str:
         if not isinstance(family, DecoderFamily):
             continue
         known = [known for known, entry in catalog.entries().items() if entry.get("family") == name]
-        cases = [found for case, found in record["proofs"].items() if case.partition("-")[0] == name]
+        cases = [proof for case, proof in record["proofs"].items() if case.partition("-")[0] == name]
         recipe = SHIPPED.get(name)
         cells = [
             family.title,
@@ -245,32 +245,34 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def _worst(cases: Sequence[Mapping[str, str]], what: str) -> str:
-    found = [float(case[what]) for case in cases if what in case]
-    return f"{max(found):.0e}" if found else ""
+    differences = [float(case[what]) for case in cases if what in case]
+    return f"{max(differences):.0e}" if differences else ""
 
 
-def _rehearsed(found: Mapping[str, str] | None) -> str:
+def _rehearsed(rehearsal: Mapping[str, str] | None) -> str:
     """Return the loss of the first and last step, and the merged model's distance from the trained one."""
-    if found is None:
+    if rehearsal is None:
         return ""
-    loss = re.search(r"loss ([\d.]+ to [\d.]+)", found["train"])
-    apart = re.search(r"difference ([\d.e+-]+)", found["verify"])
-    assert loss and apart and found["compare"].endswith("bit-identical")
+    loss = re.search(r"loss ([\d.]+ to [\d.]+)", rehearsal["train"])
+    apart = re.search(r"difference ([\d.e+-]+)", rehearsal["verify"])
+    assert loss and apart and rehearsal["compare"].endswith("bit-identical")
     return f"{loss[1]}, {apart[1]}"
 
 
-def _planned(found: Mapping[str, Any] | None) -> str:
-    if found is None:
+def _planned(planned: Mapping[str, Any] | None) -> str:
+    if planned is None:
         return ""
-    takes = f"`{found['model']}` on {found['machine']}: {found['gib']} of {found['available']} GiB"
-    return takes + (f", {found['seconds']} s" if "seconds" in found else "") + _of_tokens(found["tokens"])
+    takes = f"`{planned['model']}` on {planned['machine']}: {planned['gib']} of {planned['available']} GiB"
+    return (
+        takes + (f", {planned['seconds']} s" if "seconds" in planned else "") + _of_tokens(planned["tokens"])
+    )
 
 
-def _shipped(recipe: str, made: Planned) -> str:
+def _shipped(recipe: str, planned: Planned) -> str:
     """Describe a micro-batch of a recipe."""
-    memory, tokens = made.memory, made.tokens // made.micro_batches
+    memory, tokens = planned.memory, planned.tokens // planned.micro_batches
     takes = f"`recipes/{recipe}.yaml`: {memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB"
-    return takes + ("" if made.seconds is None else f", {made.seconds:.2f} s") + _of_tokens(tokens)
+    return takes + ("" if planned.seconds is None else f", {planned.seconds:.2f} s") + _of_tokens(tokens)
 
 
 def _of_tokens(tokens: int) -> str:

@@ -183,12 +183,12 @@ def merges(vocabulary: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
     A sentencepiece model lists pieces, not pairs: a piece can come from any two pieces that it splits into.
     """
     ids = {text: i for i, (text, _, kind) in enumerate(vocabulary) if kind == 1}
-    found = []
+    pairs = []
     for text in ids:
         cuts = ((text[:i], text[i:]) for i in range(1, len(text)))
         score = vocabulary[ids[text]][1]
-        found += [(-score, ids[left], ids[right]) for left, right in cuts if left in ids and right in ids]
-    return [(vocabulary[left][0], vocabulary[right][0]) for _, left, right in sorted(found)]
+        pairs += [(-score, ids[left], ids[right]) for left, right in cuts if left in ids and right in ids]
+    return [(vocabulary[left][0], vocabulary[right][0]) for _, left, right in sorted(pairs)]
 
 
 def fast_tokenizer(vocabulary: list[tuple[str, float, int]]) -> Tokenizer:

@@ -90,30 +90,32 @@ def run(data: Path, result: Path, seconds: float) -> None:
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         statuses = list(pool.map(in_time, RUNS))
-    found: dict[str, Any] = {"device": device(), "runs": {}, "parity": {}}
+    record: dict[str, Any] = {"device": device(), "runs": {}, "parity": {}}
     first: Trace | None = None
     for one, status in zip(RUNS, statuses, strict=True):
         if status is None:
             continue
         if status:
-            found["runs"][title(one)] = {"failed": (folder(one) / "log").read_text("utf-8")[-1500:]}
+            record["runs"][title(one)] = {"failed": (folder(one) / "log").read_text("utf-8")[-1500:]}
             continue
         trace = read_trace(folder(one) / "trace.npz")
         if one == ("train", "float32"):
             first = trace
-        found["runs"][title(one)] = {
+        record["runs"][title(one)] = {
             "losses": trace.losses,
             "held_out": held_out(one),
             "cosines": by_layer(trace.gradients, first.gradients) if first else None,
         }
     for name in ("float32", "bfloat16"):
-        if not all("losses" in found["runs"].get(title((script, name)), {}) for script in ("train", "trl")):
+        if not all("losses" in record["runs"].get(title((script, name)), {}) for script in ("train", "trl")):
             continue
         pair = [read_trace(folder((script, name)) / "trace.npz") for script in ("train", "trl")]
         compared = [ComparedRun(trace.backend, trace) for trace in pair]
-        found["parity"][name] = [row.to_dict() for row in compare(compared, tolerances_of(pair))]
-        found["parity"][name].append({"quantity": "cosines", "value": by_layer(*(t.gradients for t in pair))})
-    result.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        record["parity"][name] = [row.to_dict() for row in compare(compared, tolerances_of(pair))]
+        record["parity"][name].append(
+            {"quantity": "cosines", "value": by_layer(*(t.gradients for t in pair))}
+        )
+    result.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 
 
 def messages(row: Mapping[str, str]) -> list[dict[str, str]]:
@@ -169,7 +171,7 @@ def device() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def table(found: Mapping[str, Any]) -> str:
+def table(record: Mapping[str, Any]) -> str:
     """Return train.py's runs in Markdown, a row for each variant that was run."""
     head = (
         "Step",
@@ -181,7 +183,7 @@ def table(found: Mapping[str, Any]) -> str:
     )
     rows = [head, ("---",) * len(head)]
     for name, values in VARIANTS.items():
-        one = found["runs"].get(title(("train", name)), {})
+        one = record["runs"].get(title(("train", name)), {})
         if "losses" not in one:
             continue
         losses, cosines = one["losses"], one["cosines"]
@@ -208,8 +210,8 @@ def main() -> None:
     if arguments.what == "run":
         run(arguments.file, arguments.result, arguments.seconds)
         return
-    found = json.loads(arguments.file.read_text("utf-8"))
-    print(found["device"], table(found), json.dumps(found["parity"], indent=1), sep="\n\n")
+    record = json.loads(arguments.file.read_text("utf-8"))
+    print(record["device"], table(record), json.dumps(record["parity"], indent=1), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -33,16 +33,16 @@ topologies.get_topology_desc(platform="tpu", topology_name="v5p:2x2x1")
 
 def words() -> list[str]:
     """Return words in the library that could be flags."""
-    found = find_spec("libtpu")
-    assert found is not None and found.origin is not None, "libtpu is not installed"
-    with (Path(found.origin).parent / "libtpu.so").open("rb") as file:
+    library = find_spec("libtpu")
+    assert library is not None and library.origin is not None, "libtpu is not installed"
+    with (Path(library.origin).parent / "libtpu.so").open("rb") as file:
         text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return sorted({match[0].decode() for match in WORD.finditer(text)})
 
 
 def unknown(names: list[str]) -> set[str]:
     """Return the names that libtpu does not know as flags."""
-    found: set[str] = set()
+    unknown_names: set[str] = set()
     for start in range(0, len(names), AT_ONCE):
         flags = " ".join(f"--{name}=no?" for name in names[start : start + AT_ONCE])
         ran = subprocess.run(
@@ -52,8 +52,8 @@ def unknown(names: list[str]) -> set[str]:
             text=True,
             check=False,
         )
-        found |= set(UNKNOWN.findall(ran.stdout + ran.stderr))
-    return found
+        unknown_names |= set(UNKNOWN.findall(ran.stdout + ran.stderr))
+    return unknown_names
 
 
 def main() -> int:

@@ -51,8 +51,8 @@ def _text(entry: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
     """Return the entry's own part of the config that describes the language model."""
     config: dict[str, Any] = entry.setdefault("config", {})
     nested = "text_config" in (data[entry["like"]] if "like" in entry else entry)["config"]
-    found: dict[str, Any] = config.setdefault("text_config", {}) if nested else config
-    return found
+    text: dict[str, Any] = config.setdefault("text_config", {}) if nested else config
+    return text
 
 
 if __name__ == "__main__":

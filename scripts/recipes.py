@@ -134,7 +134,7 @@ def program(path: Path, sets: Sequence[str] = ()) -> Program:
     """
     lowered = lower(load(path, sets), planning=True)
     if lowered.program is None:
-        errors = [found.message for found in lowered.diagnostics if found.severity == "error"]
+        errors = [diagnostic.message for diagnostic in lowered.diagnostics if diagnostic.severity == "error"]
         raise ArtifactError(f"{path}: {'; '.join(errors)}", "recipe check shows where")
     return lowered.program
 
@@ -144,13 +144,13 @@ def key(of: Program) -> str:
     return store.key(identity.step(of), of.accumulation_steps, of.usd_per_hour)
 
 
-def planned(of: Program, made: Plan) -> Planned:
+def planned(of: Program, estimated: Plan) -> Planned:
     """Convert a program's plan to a record."""
-    estimate = made.estimate
+    estimate = estimated.estimate
     return Planned(
         key=key(of),
         date=datetime.now(UTC).date().isoformat(),
-        versions=made.versions,
+        versions=estimated.versions,
         compiled_layers=estimate.compiled_layers,
         memory=estimate.memory,
         seconds=estimate.seconds,
@@ -158,7 +158,7 @@ def planned(of: Program, made: Plan) -> Planned:
         micro_batches=of.accumulation_steps,
         tokens=rows(of) * of.recipe.data.max_length * of.accumulation_steps,
         mfu=estimate.mfu,
-        usd_per_hour=made.run.usd_per_hour,
+        usd_per_hour=estimated.run.usd_per_hour,
         parts=parts(of, estimate) if of.architecture.expert_layers else None,
     )
 
@@ -225,11 +225,11 @@ def cell(model: str, machine: str, method: str, folder: Path) -> float | None:
     path.write_text(
         CELL.format(model=model, machine=machine, devices=devices, lora=ADAPTERS[method]), encoding="utf-8"
     )
-    found = lower(load(path), planning=True).program
-    if found is None:
+    fitted = lower(load(path), planning=True).program
+    if fitted is None:
         return None
-    least = bound(found, found.recipe.data.max_length).memory_bytes
-    return None if least > found.accelerator.hbm_bytes_per_device else round(least / 2**30, 3)
+    least = bound(fitted, fitted.recipe.data.max_length).memory_bytes
+    return None if least > fitted.accelerator.hbm_bytes_per_device else round(least / 2**30, 3)
 
 
 def figures(path: Path, *options: str) -> dict[str, str]:
@@ -249,7 +249,7 @@ def _rehearse(names: Sequence[str]) -> None:
     for name in names:
         path = FOLDER / f"{name}.yaml"
         of = program(path)
-        found = {
+        record = {
             "key": card.key(of),
             "date": datetime.now(UTC).date().isoformat(),
             "versions": identity.versions(),
@@ -257,7 +257,7 @@ def _rehearse(names: Sequence[str]) -> None:
         }
         kept = json.loads(REHEARSED.read_text(encoding="utf-8")) if REHEARSED.exists() else {}
         REHEARSED.write_text(
-            json.dumps(kept | {name: found}, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+            json.dumps(kept | {name: record}, indent=1, sort_keys=True) + "\n", encoding="utf-8"
         )
 
 
@@ -272,11 +272,11 @@ def _plan(names: Sequence[str]) -> None:
         if of.accelerator.platform != "tpu" or (names and path.stem not in names):
             continue
         if names or kept is None or kept.key != key(of) or kept.seconds is None:
-            found = planned(of, plan(of))
-            memory = found.memory
+            result = planned(of, plan(of))
+            memory = result.memory
             if memory.headroom < 0:
                 raise ArtifactError(f"{of.name} does not fit", "recipe plan shows a way out")
-            record.recipes[path.stem] = found
+            record.recipes[path.stem] = result
             _keep(record)  # save each result as soon as it is known
             print(f"{path.stem}: {memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB", flush=True)
     for gone in set(record.recipes) - known:
@@ -287,14 +287,14 @@ def _plan(names: Sequence[str]) -> None:
 def _fits() -> None:
     record = read()
     with tempfile.TemporaryDirectory() as folder:
-        found = {
+        result = {
             model: {
                 machine: {method: cell(model, machine, method, Path(folder)) for method in METHODS}
                 for machine in MACHINES
             }
             for model in MODELS
         }
-    _keep(Record(record.recipes, found))
+    _keep(Record(record.recipes, result))
 
 
 def _keep(record: Record) -> None:

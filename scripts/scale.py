@@ -138,10 +138,10 @@ def scaled(case: Case) -> Scaled:
         ArtifactError: it cannot be compiled.
     """
     of = lowered(case)
-    made = plan(of, case.sets)
+    estimated = plan(of, case.sets)
     axes, steps = dict(of.recipe.mesh.axes), of.accumulation_steps
     ici, dcn = (
-        sum(received(one, axes) for one in made.estimate.collectives if one.over_dcn == over_dcn) * steps
+        sum(received(one, axes) for one in estimated.estimate.collectives if one.over_dcn == over_dcn) * steps
         for over_dcn in (False, True)
     )
     return Scaled(
@@ -151,8 +151,8 @@ def scaled(case: Case) -> Scaled:
         rows=of.recipe.train.global_batch_size,
         ici=ici,
         dcn=dcn,
-        exposed=made.estimate.timeline.exposed_in(collectives=True) * steps,
-        planned=planned(of, made),
+        exposed=estimated.estimate.timeline.exposed_in(collectives=True) * steps,
+        planned=planned(of, estimated),
     )
 
 
@@ -177,8 +177,8 @@ def page(text: str, record: Record) -> str:
     """
     for name, lines in tables(record).items():
         start, end = f"<!-- {name} -->\n", "<!-- end -->"
-        before, found, rest = text.partition(start)
-        if not found or end not in rest:
+        before, marker, rest = text.partition(start)
+        if not marker or end not in rest:
             raise ArtifactError(f"docs/scale.md has no place for the table {name}", f"{start}{end}")
         text = f"{before}{start}\n{lines}\n{rest[rest.index(end) :]}"
     return text

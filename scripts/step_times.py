@@ -144,8 +144,8 @@ def fitted(of: Sequence[Row]) -> Reached:
     from scipy.optimize import least_squares
 
     def residuals(logs: Any) -> list[float]:
-        found = Reached(**{name: math.exp(-log) for name, log in zip(NAMES, logs, strict=True)})
-        errors = [math.log(row.predicted(found) / row.seconds) for row in of]
+        reached = Reached(**{name: math.exp(-log) for name, log in zip(NAMES, logs, strict=True)})
+        errors = [math.log(row.predicted(reached) / row.seconds) for row in of]
         return [*errors, *(PULL * log for log in logs)]
 
     best = least_squares(residuals, [0.1] * len(NAMES), bounds=(-0.7, 1.5))
@@ -191,7 +191,7 @@ def fit() -> None:
         name: vars(fitted([row for row in every if row.generation == name])) for name in generations
     }
     data["intervals"] = {"all": interval(of_all, ""), "lora": interval(of_all, "", of_lora)} | {
-        name: interval(found, f" on {name}") for name, found in of.items() if len(found) >= FEW
+        name: interval(errors, f" on {name}") for name, errors in of.items() if len(errors) >= FEW
     }
     rates.DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 

@@ -22,8 +22,10 @@ def main() -> None:
     out = {}
     for kind in SIZES:
         for dtype in ("float32", "bfloat16"):
-            made = case(kind, getattr(torch, dtype))
-            out[f"{kind}-{dtype}"] = {name: value.detach().float().tolist() for name, value in made.items()}
+            rounded = case(kind, getattr(torch, dtype))
+            out[f"{kind}-{dtype}"] = {
+                name: value.detach().float().tolist() for name, value in rounded.items()
+            }
     print(json.dumps(out))
 
 

@@ -70,10 +70,10 @@ def catalog() -> dict[str, Any]:
     }
 
 
-def text(found: dict[str, Any]) -> str:
+def text(flags: dict[str, Any]) -> str:
     """Return the file's text, one flag a line, so that a new version's changes can be read."""
     sections = []
-    for title, value in found.items():
+    for title, value in flags.items():
         if title in ("serve", "bench"):
             lines = [f"{json.dumps(name)}: {json.dumps(flag)}" for name, flag in value.items()]
             body = "{\n  " + ",\n  ".join(lines) + "\n }"
@@ -102,26 +102,26 @@ def flag(action: argparse.Action, names: list[str]) -> dict[str, Any]:
     short = [option.lstrip("-") for option in action.option_strings if not option.startswith("--")]
     negated = f"no-{names[0]}"
     aliases = [name for name in names[1:] if name != negated]
-    found: dict[str, Any] = {"type": "switch"}
+    described: dict[str, Any] = {"type": "switch"}
     if action.nargs != 0:
         kind, optional, keys = kind_of(action.type)
         choices = [choice for choice in action.choices or () if choice is not None]
-        found = {"type": kind}
+        described = {"type": kind}
         if choices:
-            found["choices"] = [str(choice) for choice in sorted(choices)]
+            described["choices"] = [str(choice) for choice in sorted(choices)]
         if action.nargs is not None:
-            found["nargs"] = action.nargs
+            described["nargs"] = action.nargs
         if optional:
-            found["optional"] = True
+            described["optional"] = True
         if keys is not None:
-            found["keys"] = keys
+            described["keys"] = keys
     if negated in names:
-        found["negated"] = True
+        described["negated"] = True
     if aliases:
-        found["aliases"] = aliases
+        described["aliases"] = aliases
     if short:
-        found["short"] = short
-    return found
+        described["short"] = short
+    return described
 
 
 def kind_of(reads: Any) -> tuple[str, bool, dict[str, Any] | None]:

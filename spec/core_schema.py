@@ -55,7 +55,7 @@ def flow(value: Any) -> str:
 
 def quoted(text: str) -> str:
     """Write a text in double quotes, with escapes for control characters."""
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
+    return _CONTROL.sub(lambda control: f"\\u{ord(control[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def _stands_plain(text: str) -> bool:

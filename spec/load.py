@@ -57,12 +57,14 @@ class Loaded:
     doubtful: frozenset[str] = frozenset()
     text: str | None = None
 
-    def credible(self, found: Iterable[Diagnostic]) -> list[Diagnostic]:
+    def credible(self, diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
         """Return those diagnostics about `recipe or tentative` that do not depend on doubtful values."""
         if self.recipe is not None:
-            return list(found)
+            return list(diagnostics)
         return [
-            d for d in found if d.severity == "error" and not any(_related(d.path, p) for p in self.doubtful)
+            d
+            for d in diagnostics
+            if d.severity == "error" and not any(_related(d.path, p) for p in self.doubtful)
         ]
 
 
@@ -174,21 +176,21 @@ def _read_chain(
         text, problem = read_text(path)
         if problem is not None:
             return None, [problem]
-    found = yaml_document.read(text, display(path), "extends" if chain else "file")
-    diagnostics = found.diagnostics
-    if found.root is None:
+    document = yaml_document.read(text, display(path), "extends" if chain else "file")
+    diagnostics = document.diagnostics
+    if document.root is None:
         return None, diagnostics
-    if not isinstance(found.root, Mapping):
-        span = found.root.place.span
+    if not isinstance(document.root, Mapping):
+        span = document.root.place.span
         diagnostics.append(
             Diagnostic(
                 E0013, "a recipe is a mapping of `key: value` lines", help=yaml_document.START, span=span
             )
         )
         return None, diagnostics
-    diagnostics += versions.newer(found.root)
-    base, more = _base(found.root, path, chain, unsaved)
-    merged = merge(base, found.root) if base is not None else found.root
+    diagnostics += versions.newer(document.root)
+    base, more = _base(document.root, path, chain, unsaved)
+    merged = merge(base, document.root) if base is not None else document.root
     assert isinstance(merged, Mapping)
     return merged, [*diagnostics, *more]
 

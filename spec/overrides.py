@@ -19,8 +19,8 @@ def apply(root: Mapping, arguments: Sequence[str]) -> list[Diagnostic]:
     diagnostics: list[Diagnostic] = []
     for number, argument in enumerate(arguments, 1):
         try:
-            keys, value, found = _parse(argument, number)
-            diagnostics += found
+            keys, value, problems = _parse(argument, number)
+            diagnostics += problems
             if value is not None:
                 _put(root, keys, value)
         except Refused as refused:

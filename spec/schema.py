@@ -19,18 +19,18 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def json_schema() -> dict[str, Any]:
     """Return the schema, as a plain dict in a fixed order."""
-    made = Recipe.model_json_schema()
-    sections = made["$defs"]
-    needed = {name: _section(made["properties"][name], sections) for name in made.pop("required")}
+    schema = Recipe.model_json_schema()
+    sections = schema["$defs"]
+    needed = {name: _section(schema["properties"][name], sections) for name in schema.pop("required")}
     complete = {
         "required": list(needed),
         "properties": {name: {"required": keys} for name, keys in needed.items() if keys},
     }
     for name in needed:
-        reference = made["properties"][name].get("$ref")
+        reference = schema["properties"][name].get("$ref")
         if reference:
             sections[reference.rpartition("/")[2]].pop("required", None)
-    for part in (made, *sections.values()):
+    for part in (schema, *sections.values()):
         _tidy(part)
         for branch in (part, *part.get("anyOf", [])):
             for field in branch.get("properties", {}).values():
@@ -38,9 +38,9 @@ def json_schema() -> dict[str, Any]:
     return {
         "$schema": DIALECT,
         "title": "recipec recipe",
-        "description": made["description"],
+        "description": schema["description"],
         "type": "object",
-        "properties": made["properties"],
+        "properties": schema["properties"],
         "additionalProperties": False,
         "anyOf": [{"required": ["extends"]}, complete],
         "$defs": dict(sorted(sections.items())),

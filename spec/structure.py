@@ -43,8 +43,8 @@ def section_of(annotation: Any) -> tuple[type[Section] | None, bool]:
     if origin is list:
         return section_of(arguments[0])[0], True
     if origin in (Union, types.UnionType):
-        found = [pair for pair in map(section_of, arguments) if pair[0]]
-        return found[0] if found else (None, False)
+        sections = [pair for pair in map(section_of, arguments) if pair[0]]
+        return sections[0] if sections else (None, False)
     return None, False
 
 

@@ -335,11 +335,11 @@ def _nested(path: str, value: Any) -> str:
     where = tuple(path.split("."))
     fitting = (one for one in _wrapped(path, value) if _fits(where, one))
     info = field_at(where)
-    made = next(fitting, info.examples[0] if info and info.examples else 1)
+    nested = next(fitting, info.examples[0] if info and info.examples else 1)
     first, *rest = where
     for name in reversed(rest):
-        made = {name: made}
-    return f"{first}: {flow(made)}"
+        nested = {name: nested}
+    return f"{first}: {flow(nested)}"
 
 
 _BARE = {

@@ -324,8 +324,13 @@ class _Reader:
         return self.refused(E0016, message, "remove it", self.span(line, column))
 
     def syntax(self, error: MarkedYAMLError) -> Refused:
-        found = explain(error, self.lines)
-        return self.refused(found.code, found.message, found.help, self.span(found.line, found.column))
+        explanation = explain(error, self.lines)
+        return self.refused(
+            explanation.code,
+            explanation.message,
+            explanation.help,
+            self.span(explanation.line, explanation.column),
+        )
 
     def report(self, code: Code, message: str, help: str | None, span: Span) -> None:
         if len(self.diagnostics) >= MOST_FAULTS:

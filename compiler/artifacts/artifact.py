@@ -498,11 +498,11 @@ def _refuse_another_schema(path: Path) -> None:
     if not os.path.lexists(path):
         return
     try:
-        found = json.loads(path.read_bytes())
+        schema = json.loads(path.read_bytes())
         own = json.loads(schema_file())
     except (OSError, ValueError):
-        found, own = None, {}
-    if not isinstance(found, dict) or found.get("title") != own.get("title"):
+        schema, own = None, {}
+    if not isinstance(schema, dict) or schema.get("title") != own.get("title"):
         raise ArtifactError(
             f"{path} is in the way: it is not the schema of recipes", "choose another folder with -o"
         )

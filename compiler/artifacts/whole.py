@@ -202,12 +202,12 @@ def _refuse_elsewhere(folder: Path, path: str) -> None:
 def _journal(staging: Path) -> Mapping[str, Any] | None:
     """Read the journal; None if it was not written in this folder, but for example copied from elsewhere."""
     try:
-        found = json_value((staging / JOURNAL).read_bytes())
+        journal = json_value((staging / JOURNAL).read_bytes())
     except FileNotFoundError:
         return None
-    if not isinstance(found, dict) or found.get("folder") != staging.stat().st_ino:
+    if not isinstance(journal, dict) or journal.get("folder") != staging.stat().st_ino:
         return None
-    return found
+    return journal
 
 
 def content(file: Path) -> bytes:

@@ -40,7 +40,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _stream(facts)
     yield from _tokenizer(facts)
     yield from _length(facts)
-    yield from dict.fromkeys(found for rows in rows_of(facts) for found in _everything(rows))
+    yield from dict.fromkeys(diagnostic for rows in rows_of(facts) for diagnostic in _everything(rows))
 
 
 W0408 = Code(
@@ -91,19 +91,19 @@ def _shared(facts: Facts) -> Iterator[Diagnostic]:
     data = facts.recipe.data
     for index, source in enumerate(data.eval):
         for number, other in enumerate(data.train):
-            found = shared(other, source)
-            if found is None or data.of(source).transform != data.of(other).transform:
+            overlap = shared(other, source)
+            if overlap is None or data.of(source).transform != data.of(other).transform:
                 continue  # two functions may keep different rows
-            yield _evaluated(facts, index, number, found)
+            yield _evaluated(facts, index, number, overlap)
             break
     for index, source in enumerate(data.train):
         for number, other in enumerate(data.train[:index]):
-            found = shared(other, source)
+            overlap = shared(other, source)
             ways = [[getattr(data.of(one), name) for name in OF_A_SOURCE] for one in (other, source)]
-            if found is None or ways[0] != ways[1] or found.rows == "unknown":
+            if overlap is None or ways[0] != ways[1] or overlap.rows == "unknown":
                 continue
-            share = "all its rows" if found.rows == "all" else "some of its rows"
-            probably = "probably " if found.revision else ""
+            share = "all its rows" if overlap.rows == "all" else "some of its rows"
+            probably = "probably " if overlap.revision else ""
             yield Diagnostic(
                 W0466,
                 f"{share} are {probably}also those of data.train[{number}], so an epoch draws them for each "
@@ -134,19 +134,19 @@ N0465 = Code(
 )
 
 
-def _evaluated(facts: Facts, index: int, number: int, found: Shared) -> Diagnostic:
+def _evaluated(facts: Facts, index: int, number: int, overlap: Shared) -> Diagnostic:
     """Report a source of data.eval that has rows of a source of data.train."""
     recipe = facts.recipe
     source, other = recipe.data.eval[index], recipe.data.train[number]
     where = f"data.eval[{index}].{'split' if source.split else 'path'}"
     chooses = choosing(recipe)
     trusted = f", and {listing(chooses)} would choose the step that knows them best" if chooses else ""
-    rest = None if found.revision else complement(source.split)
+    rest = None if overlap.revision else complement(source.split)
     apart = f'split: "{rest}" at data.train[{number}]; or ' if rest and other.split in (None, "train") else ""
     help = (
         f"{apart}eval_fraction: 0.05 instead of eval, which holds samples out; or a file with other samples"
     )
-    if found.rows == "unknown":
+    if overlap.rows == "unknown":
         return Diagnostic(
             N0465,
             f"whether `{source.path}` has rows of data.train[{number}] depends on the number of its rows: "
@@ -156,13 +156,13 @@ def _evaluated(facts: Facts, index: int, number: int, found: Shared) -> Diagnost
         )
     split = f", split {source.split}," if source.split != other.split and source.split else ""
     used = f"`{source.path}`{split} is used for training and evaluation"
-    if found.revision:
+    if overlap.revision:
         used = f"`{source.path}`{split} is another revision of a data set that is also trained on"
-    elif found.rows == "some":
+    elif overlap.rows == "some":
         used = f"some rows of `{source.path}`{split} are used for training and evaluation"
     return Diagnostic(
         W0409,
-        f"{used}, so the evaluation loss says {'little' if found.revision else 'nothing'} about new "
+        f"{used}, so the evaluation loss says {'little' if overlap.revision else 'nothing'} about new "
         f"samples{trusted}",
         where,
         help,

@@ -48,9 +48,9 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         return
     named = "kind" in launch.model_fields_set
     for index, kind in enumerate(launch.kind if named else ()):
-        found = obstacle(kind, facts.recipe, accelerator)
-        if found is not None:
-            yield Diagnostic(E1302, f"{kind}: {found.reason}", f"launch.kind[{index}]", found.cure)
+        hindrance = obstacle(kind, facts.recipe, accelerator)
+        if hindrance is not None:
+            yield Diagnostic(E1302, f"{kind}: {hindrance.reason}", f"launch.kind[{index}]", hindrance.cure)
     if launch.spot and launch.reservation is not None:
         yield Diagnostic(
             E1304,

@@ -261,14 +261,14 @@ def _experts(facts: Facts) -> Iterator[Diagnostic]:
         return
     if not any(map(expert_layer, facts.defaults)):
         return
-    found = reach(facts.defaults, adapters)
-    if adapters and found.expert_layers:
+    coverage = reach(facts.defaults, adapters)
+    if adapters and coverage.expert_layers:
         more = f"targets: {flow([*facts.lora.targets, 'experts'])} with dropout: 0 also adapts them"
         if any(adapter.target.experts for adapter in adapters):
             more = "layers: all also adapts them"
         yield Diagnostic(
             N0315,
-            f"LoRA reaches {found}",
+            f"LoRA reaches {coverage}",
             "lora.targets",
             f"{more}; change nothing if attention and the dense block are enough",
         )
@@ -710,20 +710,20 @@ def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     others = [p for p in facts.defaults if p.trainable and p.path not in weights and not expert_layer(p)]
     names = list(dict.fromkeys(s.module.rpartition(".")[2] for p in others for s in p.sources))
     for index, name in enumerate(section.modules_to_save):
-        found = trained_whole(
+        modules = trained_whole(
             facts.defaults, replace(facts.lora, modules_to_save=(name,), trainable_tokens=())
         )
         path = f"lora.modules_to_save[{index}]"
-        if not all(parameter in others for parameter in found):
+        if not all(parameter in others for parameter in modules):
             message = f"`{name}` names projections of {title}, which get adapters instead"
             yield Diagnostic(E0322, message, path, f"targets: {flow([*section.targets, name])}")
-        elif not found:
+        elif not modules:
             close = words.slip(name, names)
             hint = f"did you mean `{close}`? " if close else ""
             message = f"`{name}` matches no embedding, head or norm of {title}"
             yield Diagnostic(E0322, message, path, f"{hint}it has {listing(names)}")
         elif called.head not in names and any(
-            s.module in called.of_embedding for p in found for s in p.sources
+            s.module in called.of_embedding for p in modules for s in p.sources
         ):
             message = f"the output head of {title} is its embedding, and is trained with it"
             yield Diagnostic(N0323, message, path)

@@ -108,22 +108,22 @@ E0519 = Code(
 
 def _combinations(facts: Facts, section: FakeQuantization) -> Iterator[Diagnostic]:
     recipe, lora = facts.recipe, facts.recipe.lora
-    found = []
+    conflicts = []
     if recipe.train.objective != "sft":
-        found.append(("train.objective", f"objective: {recipe.train.objective}", "objective: sft"))
+        conflicts.append(("train.objective", f"objective: {recipe.train.objective}", "objective: sft"))
     if lora is not None and lora.quantize is not None:
-        found.append(("lora.quantize", f"a base that is stored in {lora.quantize}", "quantize: null"))
+        conflicts.append(("lora.quantize", f"a base that is stored in {lora.quantize}", "quantize: null"))
     if lora is not None and lora.kind != "lora":
-        found.append(("lora.kind", f"kind: {lora.kind}", "kind: lora"))
+        conflicts.append(("lora.kind", f"kind: {lora.kind}", "kind: lora"))
     if lora is not None and principal(lora.init):
-        found.append(("lora.init", f"init: {lora.init}", "init: peft"))
+        conflicts.append(("lora.init", f"init: {lora.init}", "init: peft"))
     if lora is not None and section.head:
-        found.append(("train.qat.head", "adapters, which leave the head as it is", "head: false"))
+        conflicts.append(("train.qat.head", "adapters, which leave the head as it is", "head: false"))
     kinds = {section.weights, section.activations}
     if "mxfp4" in kinds and len(kinds) > 1:
         help = "activations: mxfp4" if section.weights == "mxfp4" else "activations: int8"
-        found.append(("train.qat.activations", f"weights: {section.weights}", help))
-    for path, what, help in found:
+        conflicts.append(("train.qat.activations", f"weights: {section.weights}", help))
+    for path, what, help in conflicts:
         name = path if path.startswith("train.qat") else "train.qat"
         yield Diagnostic(E0519, f"{name} cannot be combined with {what}", path, f"{help}, or qat: null")
 

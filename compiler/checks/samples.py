@@ -179,12 +179,12 @@ def _shipped(folder: Path) -> str | None:
     except (OSError, ValueError):
         pass
     try:
-        found = json.loads(_read(folder / "tokenizer_config.json", LARGEST_TOKENIZER)).get("chat_template")
-        if isinstance(found, list):
-            found = {item["name"]: item["template"] for item in found}.get("default")
+        template = json.loads(_read(folder / "tokenizer_config.json", LARGEST_TOKENIZER)).get("chat_template")
+        if isinstance(template, list):
+            template = {item["name"]: item["template"] for item in template}.get("default")
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return None
-    return found if isinstance(found, str) else None
+    return template if isinstance(template, str) else None
 
 
 def _has_none(folder: Path) -> bool:
@@ -230,15 +230,15 @@ def _markup(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
     if not own:
         return
     foreign = foreign_markers(own, template)
-    found = [marker for marker in foreign if not _is_token(_checkpoint(facts), marker)]
+    markers = [marker for marker in foreign if not _is_token(_checkpoint(facts), marker)]
     given = place.endswith("chat_template")
     trained = f"{model.title} was trained with {model.family.title}'s `{own[0]}` ... `{own[1]}`"
-    if found:
+    if markers:
         whose = "the chat template" if given else "the checkpoint's chat template"
         yield Diagnostic(
             E0406,
-            f"{whose} writes {listing(f'`{m}`' for m in found)}, the turn markup of "
-            f"{foreign[found[0]]}; {trained}",
+            f"{whose} writes {listing(f'`{m}`' for m in markers)}, the turn markup of "
+            f"{foreign[markers[0]]}; {trained}",
             place,
             "remove the line to use the checkpoint's own template"
             if given
@@ -352,8 +352,8 @@ def _labels(facts: Facts) -> Iterator[Diagnostic]:
             own = recipe.data.of(source)
             rows = _first(facts, source.path)[: source.limit] if own.transform is None else []
             whole = whole and 0 < len(rows) < LOOKED_AT
-            found: list[bool | str] = [_label(row, own.fields) for row in rows]
-            faults = [one for one in found if isinstance(one, str)]
+            labels: list[bool | str] = [_label(row, own.fields) for row in rows]
+            faults = [one for one in labels if isinstance(one, str)]
             if rows and len(faults) > (recipe.data.max_invalid_ratio if whole else 0.5) * len(rows):
                 yield Diagnostic(
                     E0720,
@@ -364,8 +364,8 @@ def _labels(facts: Facts) -> Iterator[Diagnostic]:
                 )
                 return
             if part == "train":
-                counts[0] += found.count(True)
-                counts[1] += found.count(False)
+                counts[0] += labels.count(True)
+                counts[1] += labels.count(False)
     train = recipe.train
     if not whole or not any(counts):
         return

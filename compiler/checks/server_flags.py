@@ -403,10 +403,10 @@ def _configuration(serve: Serve, flag: str) -> tuple[dict[str, Any], dict[str, s
     for name, value in serve.extra_args.items():
         head, _, key = vllm.dashed(name).partition(".")
         if head == flag:
-            found = value if not key and isinstance(value, dict) else {key: value} if key else {}
-            values |= found
-            inside = () if key else ((option,) for option in found)
-            places |= {option: join(("serve", "extra_args", name)) for option in found}
+            entries = value if not key and isinstance(value, dict) else {key: value} if key else {}
+            values |= entries
+            inside = () if key else ((option,) for option in entries)
+            places |= {option: join(("serve", "extra_args", name)) for option in entries}
             places |= {one: join(("serve", "extra_args", name, one)) for (one,) in inside}
     return values, places
 
@@ -525,8 +525,8 @@ def _variables(serve: Serve) -> Iterator[Diagnostic]:
 
 def _refused(name: str) -> str | None:
     """Return what a variable does that a recipe may not set; None for other variables."""
-    found = (does for does, names in REFUSED_VARIABLES.items() if names.fullmatch(name.upper()))
-    return next(found, None)
+    effects = (does for does, names in REFUSED_VARIABLES.items() if names.fullmatch(name.upper()))
+    return next(effects, None)
 
 
 def _misspelled(name: str) -> tuple[str, str | None] | None:

@@ -160,18 +160,18 @@ def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
             if ruled or not _splits_heads(misfit, spec):
                 where = _rule_of(facts, path) if ruled else f"mesh.axes.{misfit.axis}"
                 misfits.setdefault((where, misfit.length, misfit.axis), []).append(misfit)
-    for (where, length, axis), found in misfits.items():
+    for (where, length, axis), unsplit in misfits.items():
         replicate = facts.recipe.sharding.on_indivisible == "replicate" or (
             facts.replicates and not where.startswith("sharding.")
         )
-        over = f"{' x '.join(axes_of(axis, facts.axes))}={found[0].size}"
-        sentence = f"{over} does not divide {_called(facts, length)}: {_dimensions(found)}"
+        over = f"{' x '.join(axes_of(axis, facts.axes))}={unsplit[0].size}"
+        sentence = f"{over} does not divide {_called(facts, length)}: {_dimensions(unsplit)}"
         if replicate:
             yield Diagnostic(W0204, f"{sentence}, so every device keeps a full copy", where)
             continue
         wider = ""
         if length == facts.recipe.model.vocab_size:
-            fits = -(-length // found[0].size) * found[0].size
+            fits = -(-length // unsplit[0].size) * unsplit[0].size
             where, wider = "model.vocab_size", f"vocab_size: {fits} in model; or "
         yield Diagnostic(
             E0204,

@@ -64,14 +64,14 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         )
         return
     try:
-        found = fitting(open_adapter(folder), facts.model, facts.lora)
+        misfit = fitting(open_adapter(folder), facts.model, facts.lora)
     except UserError as error:
         message = error.message.replace(f"{folder}", section.start_from)
         yield Diagnostic(E0340, message, PLACE, (error.help or "").removeprefix(SAID))
         return
     except ValueError:  # the recipe's own ranks or alphas are invalid, which has its own diagnostic
         return
-    yield from _base(facts, found.config)
+    yield from _base(facts, misfit.config)
 
 
 W0341 = Code(

@@ -123,18 +123,20 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
         return
     # The tensors' names show whether each expert has its own tensor or all experts share one.
     shapes = {name: tensor.shape for name, tensor in listed.items()}
-    found = faults(
+    mismatches = faults(
         model.family, model.family.architecture_of(model.config, shapes), model.config, listed, prefix
     )
     order = [*Kind]
-    for kind, members in groupby(sorted(found, key=lambda one: order.index(one.kind)), lambda one: one.kind):
+    for kind, members in groupby(
+        sorted(mismatches, key=lambda one: order.index(one.kind)), lambda one: one.kind
+    ):
         yield _said(model, place, kind, [*members])
 
 
-def _said(model: Model, place: str, kind: Kind, found: list[Fault]) -> Diagnostic:
-    first = found[0]
+def _said(model: Model, place: str, kind: Kind, mismatches: list[Fault]) -> Diagnostic:
+    first = mismatches[0]
     file = f" ({first.file})" if first.file else ""
-    more = len(found) - 1
+    more = len(mismatches) - 1
     others = f", and {plural(more, 'other')} too" if more else ""
     help = catalog.instead_of_quantized(model.id) if kind is Kind.TYPE else OTHER
     return Diagnostic(CODES[kind], f"{place}: {first.text}{file}{others}", WHERE, help)

@@ -61,7 +61,7 @@ def check_files(artifact: ServedArtifact, folders: Mapping[str, Path]) -> None:
         )
     container = artifact.container
     merges = artifact.recipe.server.weights == "merged"
-    for weights, target, option, holds, check, made in (
+    for weights, target, option, holds, check, script in (
         (container.model, MODEL, "--model", "the weights lie", _check_model, merges),
         (container.adapter, ADAPTER, "--adapter", "the adapter lies", _check_adapter, True),
     ):
@@ -71,7 +71,7 @@ def check_files(artifact: ServedArtifact, folders: Mapping[str, Path]) -> None:
             raise ArtifactError(
                 f"the recipe does not say where {holds} on this machine", f"name the folder: {option} DIR"
             )
-        make = "python merge.py in the artifact's folder writes it; " if made else ""
+        make = "python merge.py in the artifact's folder writes it; " if script else ""
         check(folders[target], f"{make}{option} DIR names another folder")
 
 

@@ -145,13 +145,13 @@ def count_numbers(folder: Path) -> int:
         UserError: when there are no such files, or one is damaged.
     """
     try:
-        found = tensors_in(folder)
+        listed = tensors_in(folder)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"the weights of {folder} are damaged: {reason}", "merge again") from None
-    if not found:
+    if not listed:
         raise UserError(f"{folder} holds no weights: no .safetensors file", "run merge.py")
-    return sum(math.prod(tensor.shape) for tensor in found.values())
+    return sum(math.prod(tensor.shape) for tensor in listed.values())
 
 
 class ReferenceTokenizer:
@@ -179,7 +179,7 @@ class ReferenceTokenizer:
 
     def of_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         try:
-            made = self._tokenizer.apply_chat_template(
+            tokens = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 add_generation_prompt=True,
                 return_dict=True,
@@ -190,7 +190,7 @@ class ReferenceTokenizer:
                 f"the chat template refuses a prompt: {first_line(error)[:200]}",
                 "it is the folder's template: check that it was made for this model",
             ) from None
-        return tuple(made["input_ids"])
+        return tuple(tokens["input_ids"])
 
     def show(self, tokens: Sequence[int]) -> str:
         """Return tokens as text, including special tokens."""

@@ -584,38 +584,42 @@ def _shown(tokens: ReferenceTokenizer, ids: Sequence[int]) -> str:
 
 
 def _answer_problems(compared: Sequence[ComparedPrompt], allowed: Tolerance) -> list[str]:
-    found = []
+    problems = []
     foreign = [one for one in compared if one.foreign is not None]
     if foreign:
-        found.append(
+        problems.append(
             f"the server has another vocabulary: token {foreign[0].foreign} is beyond the checkpoint's"
         )
     silent = [one for one in compared if not one.reply.tokens]
     if silent:
-        found.append(
+        problems.append(
             f"{len(silent)} answers are empty, the one to `{silent[0].reply.case.title}` for example"
         )
     steps = [step for one in compared for step in one.steps]
     if not steps:
-        return found or ["no answers could be compared"]
+        return problems or ["no answers could be compared"]
     willful = sum(not step.greedy for step in steps)
     if willful:
-        found.append(f"{willful} of {len(steps)} tokens are not the server's own likeliest tokens")
+        problems.append(f"{willful} of {len(steps)} tokens are not the server's own likeliest tokens")
     values = [value for step in steps for value in step.differences]
     largest, mean = max(values), _mean(values)
     if largest > allowed.largest:
-        found.append(f"log probabilities differ by up to {largest:.3g}, and {allowed.largest:.3g} is allowed")
+        problems.append(
+            f"log probabilities differ by up to {largest:.3g}, and {allowed.largest:.3g} is allowed"
+        )
     if mean > allowed.mean:
-        found.append(f"log probabilities differ by {mean:.3g} on average, and {allowed.mean:.3g} is allowed")
+        problems.append(
+            f"log probabilities differ by {mean:.3g} on average, and {allowed.mean:.3g} is allowed"
+        )
     tie = 2 * allowed.largest
     parted = [one for one in compared if one.parted(tie) is not None]
     if parted:
         step = parted[0].parted(tie) or 0
-        found.append(
+        problems.append(
             f"{len(parted)} of {len(compared)} answers differ from the checkpoint's by more than a tie; "
             f"`{parted[0].reply.case.title}` at token {step}, by {parted[0].steps[step].margin:.3g}"
         )
-    return found
+    return problems
 
 
 def _row(one: ComparedPrompt, allowed: Tolerance) -> dict[str, Any]:

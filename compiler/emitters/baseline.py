@@ -172,10 +172,10 @@ def _loads_everywhere(program: Program) -> bool:
 
 
 def _requirements(program: Program) -> str:
-    found = pins.trl(program)
+    packages = pins.trl(program)
     return render(
         "baseline/requirements-trl.txt",
         runtime=requirement(),
-        direct=found.direct,
-        transitive=found.transitive,
+        direct=packages.direct,
+        transitive=packages.transitive,
     )

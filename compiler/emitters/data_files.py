@@ -16,14 +16,14 @@ INLINE_FILE = "chat_template.jinja"
 def template_files(program: Program) -> dict[str, str]:
     """Return the paths in the artifact of all chat templates, by their name in the recipe or by their
     text."""
-    made: dict[str, str] = {}
+    paths: dict[str, str] = {}
     inline = 0
     for template in program.recipe.data.templates.values():
-        made[template] = template
+        paths[template] = template
         if is_inline(template):
             inline += 1
-            made[template] = INLINE_FILE if inline == 1 else f"chat_template_{inline}.jinja"
-    return made
+            paths[template] = INLINE_FILE if inline == 1 else f"chat_template_{inline}.jinja"
+    return paths
 
 
 def data_files(program: Program) -> dict[str, bytes]:

@@ -26,8 +26,8 @@ def emit_ignored(program: Program, files: Iterable[str], backends: Sequence[Back
     """
     own = [PurePosixPath(path).parts for path in (*files, IGNORE)]
     folders = sorted({*_left(program, backends)})
-    found = ["/probe.json"] if "probe.py" in files else []
-    lines = ["__pycache__/", *found, *(line for folder in folders for line in _lines(folder, own))]
+    entries = ["/probe.json"] if "probe.py" in files else []
+    lines = ["__pycache__/", *entries, *(line for folder in folders for line in _lines(folder, own))]
     return render("gitignore", lines=lines)
 
 

@@ -101,13 +101,13 @@ def grace_seconds(program: Program) -> int:
 def _values(program: Program) -> dict[str, Any]:
     """Return the values that several of the files use."""
     recipe, accelerator = program.recipe, program.accelerator
-    launch, made = recipe.launch, machines(accelerator)
+    launch, pool = recipe.launch, machines(accelerator)
     return {
         "name": program.name,
         "machines_line": _machines_line(accelerator),
-        "slices": made.slices,
-        "hosts_per_slice": made.hosts_per_slice,
-        "chips_per_host": made.chips_per_host,
+        "slices": pool.slices,
+        "hosts_per_slice": pool.hosts_per_slice,
+        "chips_per_host": pool.chips_per_host,
         "spot": launch.spot,
         "reservation": launch.reservation,
         "service_account": launch.service_account,
@@ -124,19 +124,19 @@ def _host(program: Program, stopped: bool) -> list[str]:
     Args:
         stopped: whether host.sh is also called to stop and to merge, which pods and managed jobs do not do.
     """
-    recipe, found = program.recipe, places(program)
+    recipe, folders = program.recipe, places(program)
     model, revision = recipe.model.id, recipe.model.revision
     words = {"name": program.name}
     if is_hub_id(model):
         words |= {"hub": model} | ({"revision": revision} if revision else {})
     else:
         words["folder"] = model
-    words["weights"] = found.staging
+    words["weights"] = folders.staging
     if "hub" in words:
-        words["weights-mib"] = str(math.ceil(found.size / 2**20))
+        words["weights-mib"] = str(math.ceil(folders.size / 2**20))
     if stopped:
         words["stop-seconds"] = str(grace_seconds(program))
-        words |= {f"merge-{flag}": place for flag, place in found.merge_flags.items()}
+        words |= {f"merge-{flag}": place for flag, place in folders.merge_flags.items()}
     return _words(words)
 
 
@@ -155,17 +155,17 @@ def run_tokens(program: Program) -> list[str]:
 
 def _machines_line(accelerator: Accelerator) -> str:
     """Describe the machines: "v5p-16 (2 hosts of 4 chips)", "2 slices of v5e-8 (a host of 8 chips each)"."""
-    made = machines(accelerator)
-    chips = plural(made.chips_per_host, "chip")
-    hosts = f"a host of {chips}" if made.hosts_per_slice == 1 else f"{made.hosts_per_slice} hosts of {chips}"
-    if made.slices == 1:
+    pool = machines(accelerator)
+    chips = plural(pool.chips_per_host, "chip")
+    hosts = f"a host of {chips}" if pool.hosts_per_slice == 1 else f"{pool.hosts_per_slice} hosts of {chips}"
+    if pool.slices == 1:
         return f"{accelerator.name} ({hosts})"
-    return f"{made.slices} slices of {accelerator.name} ({hosts} each)"
+    return f"{pool.slices} slices of {accelerator.name} ({hosts} each)"
 
 
 def _tpu_vm(program: Program) -> list[str]:
     """Return the arguments that the artifact's tpu-vm.sh passes to the runtime's tpu-vm.sh."""
-    recipe, accelerator, found = program.recipe, program.accelerator, places(program)
+    recipe, accelerator, folders = program.recipe, program.accelerator, places(program)
     launch, several = recipe.launch, accelerator.slices > 1
     where = {"project": launch.project} if launch.project else {}
     machine = {
@@ -177,7 +177,7 @@ def _tpu_vm(program: Program) -> list[str]:
         "subnetwork": launch.subnetwork,
         "service-account": launch.service_account,
     }
-    results = {"checkpoints": in_artifact(program, recipe.checkpoint.directory), "merged": found.merged}
+    results = {"checkpoints": in_artifact(program, recipe.checkpoint.directory), "merged": folders.merged}
     adapter = recipe.merge.adapter and program.lora is not None
     return [
         *_words({"name": program.name}),
@@ -211,10 +211,10 @@ def _token_words(program: Program) -> list[str]:
 
 
 def _jobset(program: Program, app: str) -> dict[str, Any]:
-    recipe, accelerator, found = program.recipe, program.accelerator, places(program)
+    recipe, accelerator, folders = program.recipe, program.accelerator, places(program)
     archive = _archive(program)
     touched = dict.fromkeys(bucket_of(place) for place in (recipe.checkpoint.directory, archive))
-    shared = math.ceil(found.size * 1.1 / 2**30) + 2
+    shared = math.ceil(folders.size * 1.1 / 2**30) + 2
     return {
         "app": app,
         "archive": archive,

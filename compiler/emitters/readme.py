@@ -37,8 +37,8 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         backends: the backends besides Tunix that the artifact is built for.
     """
     recipe, accelerator = program.recipe, program.accelerator
-    found = places(program)
-    staging, large, merged = found.staging, found.large, found.merged
+    folders = places(program)
+    staging, large, merged = folders.staging, folders.large, folders.merged
     cpu = accelerator.platform == "cpu"
     serving = program.serve_accelerator
     serves_elsewhere = serving is not None and serving != accelerator
@@ -68,11 +68,11 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         gcs=pins.uses_gcs(program),
         wandb_project=recipe.train.log.wandb_project,
         mlflow_experiment=recipe.train.log.mlflow_experiment,
-        weights=in_words(found.size),
+        weights=in_words(folders.size),
         downloads=is_hub_id(recipe.model.id),
         staging=staging,
         model_flag="" if cpu and is_hub_id(recipe.model.id) else f" --model {staging}",
-        merge_flags=_flags(found.merge_flags),
+        merge_flags=_flags(folders.merge_flags),
         data=listing(data),
         checkpoints=recipe.checkpoint.directory,
         local_checkpoints="://" not in recipe.checkpoint.directory,

@@ -65,20 +65,20 @@ def base_settings(model: ModelSettings) -> Call:
 
 def constants(settings: RunSettings, program: Program) -> dict[str, Value]:
     """Return the constants of a training script, by their names."""
-    made: dict[str, Value] = {
+    values: dict[str, Value] = {
         "MODEL": constructor(settings.model),
         "MESH": constructor(settings.mesh, quiet=("hosts", "flags")),
     }
     if settings.rules:
-        made["SHARDING_RULES"] = settings.rules
+        values["SHARDING_RULES"] = settings.rules
     if settings.lora is not None:
         layers = settings.lora.layers
         written = {} if layers is None else {"layers": layer_numbers(layers)}
-        made["LORA"] = constructor(settings.lora, written=written)
-    made["DATA"] = _data(settings, program)
-    made["TRAIN"] = _train(settings)
-    made["CHECKPOINT"] = constructor(settings.checkpoint)
-    return made
+        values["LORA"] = constructor(settings.lora, written=written)
+    values["DATA"] = _data(settings, program)
+    values["TRAIN"] = _train(settings)
+    values["CHECKPOINT"] = constructor(settings.checkpoint)
+    return values
 
 
 def _data(settings: RunSettings, program: Program) -> Call:

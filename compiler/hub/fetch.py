@@ -174,16 +174,16 @@ class _Repository:
         self._demand_ranges(shards[0])
         with ThreadPoolExecutor(AT_A_TIME) as pool:
             headers = [*pool.map(self._header, shards)]
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for header in headers:
             for name, tensor in header.items():
-                if name in found:
-                    self._wrong(f"{name} is in both {found[name].file} and {tensor.file}")
-                found[name] = tensor
+                if name in tensors:
+                    self._wrong(f"{name} is in both {tensors[name].file} and {tensor.file}")
+                tensors[name] = tensor
         for name, shard in sorted(weight_map.items()):
-            if name not in found or found[name].file != shard:
+            if name not in tensors or tensors[name].file != shard:
                 self._wrong(f"{INDEX} names {name} in {shard}, which does not contain it")
-        return found
+        return tensors
 
     def _demand_ranges(self, shard: str) -> None:
         """Refuse a hub or proxy that ignores range requests: whole files have many GB."""
@@ -206,12 +206,12 @@ class _Repository:
 
     def _weight_map(self) -> dict[str, str]:
         index = json_value(self._file(INDEX))
-        found = index.get("weight_map") if isinstance(index, dict) else None
-        if not isinstance(found, dict) or not found:
+        weight_map = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(weight_map, dict) or not weight_map:
             self._wrong(f"{INDEX} has no weight_map")
-        if not all(isinstance(file, str) and "/" not in file for file in found.values()):
+        if not all(isinstance(file, str) and "/" not in file for file in weight_map.values()):
             self._wrong(f"{INDEX} names a file that is not one of the repository's folder")
-        return found
+        return weight_map
 
     def _header(self, shard: str) -> dict[str, Tensor]:
         """Return the tensors of a safetensors file, from its header alone."""

@@ -149,24 +149,24 @@ def look(program: Program | Subject, model: Path | None, data_dir: Path | None) 
     absent = _absent(data, folder, data_dir is not None)
     if absent is not None:
         return absent
-    found = _tokenizer(program, model, folder)
-    if isinstance(found, Unavailable):
-        return found
-    return AtHand(data, folder, *found, program.architecture.vocab_size)
+    tokenizer = _tokenizer(program, model, folder)
+    if isinstance(tokenizer, Unavailable):
+        return tokenizer
+    return AtHand(data, folder, *tokenizer, program.architecture.vocab_size)
 
 
-def contents(found: AtHand) -> str:
+def contents(inputs: AtHand) -> str:
     """Return everything that the tokenized data depends on, as JSON; files are given by their digests."""
-    data = found.data
-    folders = [found.model_dir] + ([Path(found.model.tokenizer)] if found.model.tokenizer else [])
+    data = inputs.data
+    folders = [inputs.model_dir] + ([Path(inputs.model.tokenizer)] if inputs.model.tokenizer else [])
     templates = sorted({own.chat_template for own in data.kinds if own.chat_template})
     transforms = sorted({own.transform.rpartition(":")[0] for own in data.kinds if own.transform})
     made_of: dict[str, Any] = {
         "settings": asdict(data),
-        "vocabulary": found.vocabulary,
+        "vocabulary": inputs.vocabulary,
         "tokenizer": [_digests(folder, TOKENIZER_FILES) for folder in folders],
-        "sources": [_digests(found.data_dir / path) for path in _paths(data)],
-        "templates": [_digests(found.data_dir / text) for text in templates if not is_inline(text)],
+        "sources": [_digests(inputs.data_dir / path) for path in _paths(data)],
+        "templates": [_digests(inputs.data_dir / text) for text in templates if not is_inline(text)],
         "transforms": [_digests(Path(transform)) for transform in transforms],
         "code": _digests(Path(code.__file__).parent, ["*.py"]),
         "packages": [version_of(name) for name in DECISIVE],
@@ -225,8 +225,8 @@ def _cached(repository: str, revision: str | None) -> Path | None:
     """Return the folder of a repository in Hugging Face's cache, or None if its tokenizer is not there."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(repository, "tokenizer.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
+    file = try_to_load_from_cache(repository, "tokenizer.json", revision=revision)
+    return Path(file).parent if isinstance(file, str) else None
 
 
 def _not_here(name: str, way: str) -> Unavailable:

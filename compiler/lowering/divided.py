@@ -58,6 +58,6 @@ def resolve_specs(
     """
     if on_indivisible == "error":
         for parameter in apply_rules(parameters, rules):
-            if found := indivisible(parameter.path, parameter.shape, parameter.spec, axes):
-                raise ValueError(str(found[0]))
+            if misfit := indivisible(parameter.path, parameter.shape, parameter.spec, axes):
+                raise ValueError(str(misfit[0]))
     return resolved(parameters, rules, axes)

@@ -175,14 +175,14 @@ def gather(recipe: Recipe, source: Path) -> tuple[Facts, list[Diagnostic]]:
         recipe: validated against the language.
         source: the recipe's file; relative directories are relative to its folder.
     """
-    found: list[Diagnostic] = []
-    model = _grown(recipe, _model(recipe, source, found), found)
-    recipe = _at_commit(recipe, model, source, found)
-    accelerator = _accelerator(recipe, found)
-    serve_accelerator = _serve_accelerator(recipe, found)
-    layers = _layers(recipe, model, found)
+    diagnostics: list[Diagnostic] = []
+    model = _grown(recipe, _model(recipe, source, diagnostics), diagnostics)
+    recipe = _at_commit(recipe, model, source, diagnostics)
+    accelerator = _accelerator(recipe, diagnostics)
+    serve_accelerator = _serve_accelerator(recipe, diagnostics)
+    layers = _layers(recipe, model, diagnostics)
     recipe = _within_positions(_targets(recipe, model), model)
-    return Facts(recipe, source, model, accelerator, serve_accelerator, layers), found
+    return Facts(recipe, source, model, accelerator, serve_accelerator, layers), diagnostics
 
 
 def _targets(recipe: Recipe, model: catalog.Model | None) -> Recipe:
@@ -214,14 +214,14 @@ def _within_positions(recipe: Recipe, model: catalog.Model | None) -> Recipe:
     return recipe
 
 
-def _model(recipe: Recipe, source: Path, found: list[Diagnostic]) -> catalog.Model | None:
+def _model(recipe: Recipe, source: Path, diagnostics: list[Diagnostic]) -> catalog.Model | None:
     try:
         return catalog.find(recipe.model.id, source.parent)
     except catalog.UnknownModel as error:
-        found.append(Diagnostic(error.code, str(error), "model.id", error.help))
+        diagnostics.append(Diagnostic(error.code, str(error), "model.id", error.help))
     except UnsupportedCheckpoint as error:
         known = f"known are checkpoints of {listing(catalog.family_titles())}"
-        found.append(
+        diagnostics.append(
             Diagnostic(
                 E0803,
                 f"`{recipe.model.id}` cannot be trained by this version: {error}",
@@ -249,7 +249,9 @@ E0142 = Code(
 )
 
 
-def _grown(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic]) -> catalog.Model | None:
+def _grown(
+    recipe: Recipe, model: catalog.Model | None, diagnostics: list[Diagnostic]
+) -> catalog.Model | None:
     """Return the model with the rows that the recipe adds to its embedding and its head."""
     rows = recipe.model.vocab_size
     if model is None or rows is None or rows == model.architecture.vocab_size:
@@ -257,7 +259,7 @@ def _grown(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic])
     own, place = model.architecture.vocab_size, "model.vocab_size"
     if rows < own:
         message = f"{model.title} has {own:,} rows, and rows cannot be removed"
-        found.append(
+        diagnostics.append(
             Diagnostic(E0140, message, place, f"vocab_size: {padded(own + 1)}, which adds rows; or null")
         )
         return model
@@ -266,7 +268,7 @@ def _grown(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic])
         if not model.family.tunix:
             message = f"no rows are added to {model.title}, which is trained with transformers' own model"
         help = "vocab_size: null, and tokens that the checkpoint holds in reserve in model.add_tokens"
-        found.append(Diagnostic(E0142, message, place, help))
+        diagnostics.append(Diagnostic(E0142, message, place, help))
         return model
     architecture = replace(model.architecture, vocab_size=rows)
     config = with_vocabulary(model.config, rows)
@@ -282,14 +284,16 @@ E0815 = Code(
 )
 
 
-def _at_commit(recipe: Recipe, model: catalog.Model | None, source: Path, found: list[Diagnostic]) -> Recipe:
+def _at_commit(
+    recipe: Recipe, model: catalog.Model | None, source: Path, diagnostics: list[Diagnostic]
+) -> Recipe:
     """Set the recipe's model revision to the commit that the model was added at: the run trains what was
     checked."""
     if model is None or model.added is None:
         return recipe
     added, given = model.added, recipe.model.revision
     if given not in (None, added.revision, added.commit):
-        found.append(
+        diagnostics.append(
             Diagnostic(
                 E0815,
                 f"model.revision is {given}, and {added.name} was added at "
@@ -312,13 +316,13 @@ E0201 = Code(
 )
 
 
-def _accelerator(recipe: Recipe, found: list[Diagnostic]) -> Accelerator | None:
+def _accelerator(recipe: Recipe, diagnostics: list[Diagnostic]) -> Accelerator | None:
     mesh = recipe.mesh
     path = "mesh.topology" if mesh.topology else "mesh.accelerator"
     try:
         return hardware.accelerator(mesh)
     except hardware.UnknownAccelerator as error:
-        found.append(Diagnostic(E0201, str(error), path, error.help))
+        diagnostics.append(Diagnostic(E0201, str(error), path, error.help))
         return None
 
 
@@ -330,17 +334,17 @@ E0601 = Code(
 )
 
 
-def _serve_accelerator(recipe: Recipe, found: list[Diagnostic]) -> Accelerator | None:
+def _serve_accelerator(recipe: Recipe, diagnostics: list[Diagnostic]) -> Accelerator | None:
     if recipe.serve is None:
         return None
     name = recipe.serve.accelerator
     try:
         accelerator = hardware.from_text(name)
     except hardware.UnknownAccelerator as error:
-        found.append(Diagnostic(E0601, str(error), "serve.accelerator", error.help))
+        diagnostics.append(Diagnostic(E0601, str(error), "serve.accelerator", error.help))
         return None
     if accelerator.platform != "tpu":
-        found.append(
+        diagnostics.append(
             Diagnostic(
                 E0601,
                 f"vllm-tpu does not serve on `{name}`",
@@ -366,13 +370,15 @@ E0304 = Code(
 )
 
 
-def _layers(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic]) -> tuple[int, ...] | None:
+def _layers(
+    recipe: Recipe, model: catalog.Model | None, diagnostics: list[Diagnostic]
+) -> tuple[int, ...] | None:
     if recipe.lora is None or model is None:
         return None
     try:
         return parse_layers(recipe.lora.layers, model.architecture.num_layers)
     except ValueError as error:
-        found.append(
+        diagnostics.append(
             Diagnostic(
                 E0304,
                 f"lora.layers: {error}",

@@ -176,18 +176,18 @@ def accelerator(mesh: Mesh) -> Accelerator:
     Raises:
         UnknownAccelerator: the catalog does not have it.
     """
-    found = from_topology(mesh.topology) if mesh.topology else from_name(mesh.accelerator or "")
-    if found.platform == "cpu":
-        return replace(found, hosts=mesh.hosts or 1)
+    hardware = from_topology(mesh.topology) if mesh.topology else from_name(mesh.accelerator or "")
+    if hardware.platform == "cpu":
+        return replace(hardware, hosts=mesh.hosts or 1)
     count = mesh.axes.get("dcn", 1)
-    hosts = mesh.hosts or found.hosts * count
+    hosts = mesh.hosts or hardware.hosts * count
     return replace(
-        found,
-        chips=found.chips * count,
-        devices=found.devices * count,
+        hardware,
+        chips=hardware.chips * count,
+        devices=hardware.devices * count,
         hosts=hosts,
         slices=count,
-        gke_machine=found.gke_machine if hosts == 1 else None,
+        gke_machine=hardware.gke_machine if hosts == 1 else None,
     )
 
 
@@ -207,12 +207,12 @@ def host_counts(mesh: Mesh) -> list[int]:
     Raises:
         UnknownAccelerator: the catalog does not have it.
     """
-    found = from_topology(mesh.topology) if mesh.topology else from_name(mesh.accelerator or "")
-    if found.platform == "cpu":
-        return [count for count in range(1, found.devices + 1) if found.devices % count == 0]
+    hardware = from_topology(mesh.topology) if mesh.topology else from_name(mesh.accelerator or "")
+    if hardware.platform == "cpu":
+        return [count for count in range(1, hardware.devices + 1) if hardware.devices % count == 0]
     count = mesh.axes.get("dcn", 1)
-    quarters = found.chips // 4 if found.chips % 4 == 0 else found.hosts
-    return sorted({found.hosts * count, max(found.hosts, quarters) * count})
+    quarters = hardware.chips // 4 if hardware.chips % 4 == 0 else hardware.hosts
+    return sorted({hardware.hosts * count, max(hardware.hosts, quarters) * count})
 
 
 def from_text(text: str) -> Accelerator:

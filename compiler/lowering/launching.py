@@ -61,24 +61,24 @@ def obstacle(kind: str, recipe: Recipe, accelerator: Accelerator) -> Obstacle | 
     if accelerator.platform != "tpu":
         return Obstacle(f"{accelerator.name} is this machine's own CPU", "leave launch.kind out")
     on_vms = kind in ("tpu-vm", "skypilot")
-    found = _vm_obstacle(accelerator) if on_vms else _gke_obstacle(kind, accelerator)
-    if found is None and kind != "tpu-vm" and bucket_of(recipe.checkpoint.directory) is None:
-        found = Obstacle(
+    hindrance = _vm_obstacle(accelerator) if on_vms else _gke_obstacle(kind, accelerator)
+    if hindrance is None and kind != "tpu-vm" and bucket_of(recipe.checkpoint.directory) is None:
+        hindrance = Obstacle(
             f"{TITLES[kind]} starts a run again on other machines, which do not have the folder "
             f"`{recipe.checkpoint.directory}` of its checkpoints",
             "checkpoint: {directory: gs://bucket/run}",
         )
     if (
-        found is None
+        hindrance is None
         and kind == "skypilot"
         and accelerator.slices > 1
         and accelerator.hosts > accelerator.slices
     ):
-        found = Obstacle(
+        hindrance = Obstacle(
             "SkyPilot numbers the hosts of several slices in an order that is not the slices' own",
             "kind: [tpu-vm, gke]",
         )
-    return found
+    return hindrance
 
 
 TITLES = {
@@ -105,20 +105,20 @@ def _vm_obstacle(accelerator: Accelerator) -> Obstacle | None:
 
 
 def _gke_obstacle(kind: str, accelerator: Accelerator) -> Obstacle | None:
-    made = machines(accelerator)
+    pool = machines(accelerator)
     title = generations()[accelerator.generation]["title"]
-    if made.gke_machine is None:
+    if pool.gke_machine is None:
         return Obstacle(
-            f"GKE has no machine with {made.chips_per_host} chips of {title}",
+            f"GKE has no machine with {pool.chips_per_host} chips of {title}",
             "kind: [tpu-vm]",
         )
     pairs = accelerator.slices * math.ceil(accelerator.chips // accelerator.slices / 4)
-    if kind == "xpk" and made.chips_per_host > 4:
+    if kind == "xpk" and pool.chips_per_host > 4:
         return Obstacle(
             f"xpk makes {accelerator.name} of machines with 4 chips",
             f"mesh: {{hosts: {pairs}}}, or kind: [tpu-vm, gke]",
         )
-    if made.slices > 1 and made.hosts_per_slice == 1:
+    if pool.slices > 1 and pool.hosts_per_slice == 1:
         possible = accelerator.chips // accelerator.slices > 4
         return Obstacle(
             "GKE joins only slices of several machines, and each of these is one machine",

@@ -28,12 +28,12 @@ DATA = Path(__file__).parents[1] / "data" / "libtpu.json"
 def flags(program: Program) -> tuple[str, ...]:
     """Return the flags as LIBTPU_INIT_ARGS takes them: ("--xla_tpu_scoped_vmem_limit_kib=65536",)."""
     asked, named = program.recipe.xla, profile(program.recipe)
-    found: dict[str, Any] = dict(profiles()[named])
+    values: dict[str, Any] = dict(profiles()[named])
     if program.family.expert_targets(program.architecture):
-        found |= _data()["experts"].get(named, {})
+        values |= _data()["experts"].get(named, {})
     if asked.scoped_vmem_kib is not None:
-        found[SCOPED_VMEM] = asked.scoped_vmem_kib
-    return tuple(f"--{name}={_written(value)}" for name, value in {**found, **asked.flags}.items())
+        values[SCOPED_VMEM] = asked.scoped_vmem_kib
+    return tuple(f"--{name}={_written(value)}" for name, value in {**values, **asked.flags}.items())
 
 
 def profile(recipe: Recipe) -> str:
@@ -49,8 +49,8 @@ def own_profile(generation: str) -> str:
 
 def profiles() -> Mapping[str, Mapping[str, Any]]:
     """Return the flags of each profile."""
-    found: dict[str, dict[str, Any]] = _data()["profiles"]
-    return found
+    flags_by_profile: dict[str, dict[str, Any]] = _data()["profiles"]
+    return flags_by_profile
 
 
 def known(name: str) -> bool:

@@ -41,13 +41,13 @@ def asks_chats(recipe: Recipe) -> bool:
 def inputs(recipe: Recipe) -> dict[str, str]:
     """Return what a run reads, data and the adapter to start from, by their places in the recipe."""
     data, samples, lora = recipe.data, recipe.train.generations, recipe.lora
-    found = {f"data.train[{i}].path": source.path for i, source in enumerate(data.train)}
-    found |= {f"data.eval[{i}].path": source.path for i, source in enumerate(data.eval)}
+    paths = {f"data.train[{i}].path": source.path for i, source in enumerate(data.train)}
+    paths |= {f"data.eval[{i}].path": source.path for i, source in enumerate(data.eval)}
     if samples is not None:
-        found["train.generations.prompts"] = samples.prompts
+        paths["train.generations.prompts"] = samples.prompts
     if lora is not None and lora.start_from is not None:
-        found["lora.start_from"] = lora.start_from
-    return found
+        paths["lora.start_from"] = lora.start_from
+    return paths
 
 
 def outputs(recipe: Recipe) -> dict[str, str]:

@@ -172,31 +172,31 @@ def run_length(recipe: Recipe, folder: Path) -> Length:
         folder: the recipe's folder, which its data paths are relative to.
     """
     train, data = recipe.train, recipe.data
-    found = None if any(escapes(source.path) for source in data.train) else read_local(folder, data.train)
-    counted = None if found is None or not found.rows else _counted(recipe, folder)
-    if found is not None and counted is not None:
+    local = None if any(escapes(source.path) for source in data.train) else read_local(folder, data.train)
+    counted = None if local is None or not local.rows else _counted(recipe, folder)
+    if local is not None and counted is not None:
         mean = counted.tokens / max(1, counted.samples * counted.answers) if _plain(recipe) else None
-        found = replace(found, tokens=(mean, mean) if mean else found.tokens)
+        local = replace(local, tokens=(mean, mean) if mean else local.tokens)
     if train.steps is not None:
-        return Length(train.steps, train.steps, train.steps, True, found)
-    if found is None or found.rows == 0:
-        return Length(None, None, None, False, found)
+        return Length(train.steps, train.steps, train.steps, True, local)
+    if local is None or local.rows == 0:
+        return Length(None, None, None, False, local)
     if counted is not None:
         steps = counted.steps(train)
-        return Length(steps, steps, steps, True, found)
+        return Length(steps, steps, steps, True, local)
 
-    samples = max(1, math.ceil(found.drawn * (1 - held_out(data.eval_fraction, found.rows) / found.rows)))
+    samples = max(1, math.ceil(local.drawn * (1 - held_out(data.eval_fraction, local.rows) / local.rows)))
     if any(data.of(source).overlong == "split" for source in data.train):
-        low, high = (samples * tokens / data.max_length for tokens in found.tokens)
+        low, high = (samples * tokens / data.max_length for tokens in local.tokens)
         most = math.ceil(high * SPILL) + 1 if data.packing else math.ceil(high) + samples
-        return Length(_steps_of(train, max(1, low)), _steps_of(train, most), None, False, found)
+        return Length(_steps_of(train, max(1, low)), _steps_of(train, most), None, False, local)
     bound = _steps_of(train, samples)
     if not data.packing:
-        return Length(bound, bound, bound, False, found)
-    low, high = (samples * tokens / data.max_length for tokens in found.tokens)
+        return Length(bound, bound, bound, False, local)
+    low, high = (samples * tokens / data.max_length for tokens in local.tokens)
     most = min(samples, math.ceil(high * SPILL) + 1)
     least = _steps_of(train, max(1, min(low, most)))
-    return Length(least, _steps_of(train, most), bound, False, found)
+    return Length(least, _steps_of(train, most), bound, False, local)
 
 
 def _steps_of(train: Train, rows: float) -> int:
@@ -232,8 +232,8 @@ def _counted(recipe: Recipe, folder: Path) -> Statistics | None:
     model = catalog.known(recipe.model.id, folder)
     if model is None:
         return None
-    found = quick_statistics(Subject(recipe, folder / "recipe.yaml", model.family, model.architecture))
-    return None if isinstance(found, Unavailable) or not found.samples else found
+    statistics = quick_statistics(Subject(recipe, folder / "recipe.yaml", model.family, model.architecture))
+    return None if isinstance(statistics, Unavailable) or not statistics.samples else statistics
 
 
 def read_local(folder: Path, sources: Sequence[Source]) -> LocalData | None:
@@ -275,11 +275,11 @@ def _counted_rows(file: Path, limit: int | None) -> tuple[int, list[tuple[int, i
     if file.name.endswith(".jsonl"):  # counted without parsing
         lines = [line for line in file.read_bytes().splitlines() if line.strip()][:limit]
         return len(lines), [_size(line) for line in lines[:SAMPLED]]
-    found = all_rows(file, LARGEST)
-    if found is None:
+    rows = all_rows(file, LARGEST)
+    if rows is None:
         return None
     count, sizes = 0, []
-    for row in islice(found, limit):
+    for row in islice(rows, limit):
         count += 1
         if count <= SAMPLED:
             sizes.append((_text_length(row), _turns(row)))
@@ -328,15 +328,15 @@ def statistics(
     """
     if missing := _missing(PACKAGES):
         return missing
-    found = look(program, model, data_dir)
-    if isinstance(found, Unavailable):
-        return found
+    inputs = look(program, model, data_dir)
+    if isinstance(inputs, Unavailable):
+        return inputs
 
     def load() -> Any:
-        return load_tokenizer(found.model_dir, found.model, found.data, found.data_dir)
+        return load_tokenizer(inputs.model_dir, inputs.model, inputs.data, inputs.data_dir)
 
-    key = store.key("statistics", contents(found))
-    return _kept(key) or _tokenized(found, load, key)
+    key = store.key("statistics", contents(inputs))
+    return _kept(key) or _tokenized(inputs, load, key)
 
 
 def quick_statistics(program: Program | Subject) -> Statistics | Unavailable:
@@ -349,19 +349,19 @@ def quick_statistics(program: Program | Subject) -> Statistics | Unavailable:
     if program.recipe.data.transforms:
         return Unavailable("data.transform is a program, which is not run to count")
     try:
-        found = look(program, None, None)
-        if isinstance(found, Unavailable):
-            return found
-        digest = contents(found)
+        inputs = look(program, None, None)
+        if isinstance(inputs, Unavailable):
+            return inputs
+        digest = contents(inputs)
         kept = _kept(store.key("statistics", digest))
         if kept is not None:
             return kept
-        files = [found.data_dir / source.path for source in program.recipe.data.train]
+        files = [inputs.data_dir / source.path for source in program.recipe.data.train]
         if not all(file.is_file() for file in files) or sum(f.stat().st_size for f in files) > QUICK_BYTES:
             return Unavailable(f"the data is more than {QUICK_BYTES >> 20} MiB")
         key = store.key("quick statistics", digest)
-        own = Path(found.model.tokenizer) if found.model.tokenizer else found.model_dir
-        return _kept(key) or _tokenized(found, lambda: PlainTokenizer(own), key)
+        own = Path(inputs.model.tokenizer) if inputs.model.tokenizer else inputs.model_dir
+        return _kept(key) or _tokenized(inputs, lambda: PlainTokenizer(own), key)
     except (ArtifactError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return Unavailable("the data or the tokenizer cannot be read")  # the code that uses them reports why
 
@@ -380,20 +380,20 @@ def _kept(key: str) -> Statistics | None:
     return None
 
 
-def _tokenized(found: AtHand, load: Callable[[], Any], key: str) -> Statistics:
-    counted = _count(found, load)
+def _tokenized(inputs: AtHand, load: Callable[[], Any], key: str) -> Statistics:
+    counted = _count(inputs, load)
     store.put(key, STATISTICS.dump_json(counted).decode())
     return counted
 
 
-def _count(found: AtHand, load: Callable[[], Any]) -> Statistics:
+def _count(inputs: AtHand, load: Callable[[], Any]) -> Statistics:
     """Tokenize and pack the data as train.py does."""
     from recipec.runtime.data.prepare import prepare
 
     # Batches of one row: the batch size does not matter for counting.
     alone = TrainSettings(epochs=1, global_batch_size=1, micro_batch_size=1)
     try:
-        prepared = prepare(found.data, alone, 1, load(), found.data_dir, found.vocabulary)
+        prepared = prepare(inputs.data, alone, 1, load(), inputs.data_dir, inputs.vocabulary)
     except UserError as error:
         raise ArtifactError(error.message, error.help) from error
     report, answers = prepared.report.train, prepared.samples.group

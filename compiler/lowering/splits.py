@@ -62,31 +62,31 @@ def shared(first: Source, second: Source) -> Shared | None:
     if parts == others and exact and also:
         return Shared("all", revision)
     inside = [[_relation(one, other) for one in parts] for other in others]
-    found = {relation for relations in inside for relation in relations}
-    if found == {"none"}:
+    overlaps = {relation for relations in inside for relation in relations}
+    if overlaps == {"none"}:
         return None
     if not (exact and also):  # a limit ends the parts somewhere
         return Shared("some" if _begin_alike(parts[0], others[0]) else "unknown", revision)
     if all("all" in relations for relations in inside):
         return Shared("all", revision)
-    return Shared("some" if found & {"all", "some"} else "unknown", revision)
+    return Shared("some" if overlaps & {"all", "some"} else "unknown", revision)
 
 
 def complement(split: str | None) -> str | None:
     """Return the split of the rows that a beginning or an end of a split leaves, None for other splits."""
-    found = PART.fullmatch((split or "").replace(" ", ""))
-    if found is None or (found["first"] is None) == (found["stop"] is None):
+    part = PART.fullmatch((split or "").replace(" ", ""))
+    if part is None or (part["first"] is None) == (part["stop"] is None):
         return None
-    rest = f"{found['stop']}:" if found["first"] is None else f":{found['first']}"
-    return f"{found['name']}[{rest}]"
+    rest = f"{part['stop']}:" if part["first"] is None else f":{part['first']}"
+    return f"{part['name']}[{rest}]"
 
 
 def _place(path: str) -> tuple[str, str]:
     """Return what a path names, and its revision."""
     if path.startswith("hf://"):
-        found = re.fullmatch(r"(hf://(?:datasets/)?[^/@]+(?:/[^/@]+)?)(?:@([^/]+))?(/.*)?", path)
-        if found is not None:
-            return found[1] + (found[3] or ""), found[2] or "main"
+        match = re.fullmatch(r"(hf://(?:datasets/)?[^/@]+(?:/[^/@]+)?)(?:@([^/]+))?(/.*)?", path)
+        if match is not None:
+            return match[1] + (match[3] or ""), match[2] or "main"
     return (path if "://" in path else os.path.normpath(path)), ""
 
 
@@ -99,10 +99,10 @@ def _parts(source: Source) -> tuple[list[Rows], bool]:
     """Return the rows of a source, and whether these are exact: a limit may end them earlier. There are none
     if the split cannot be read."""
     given = (source.split or "train").replace(" ", "").split("+")
-    found = [PART.fullmatch(part) for part in given]
+    matches = [PART.fullmatch(part) for part in given]
     parts = [
         Rows(part["name"], _bound(part["first"], START), _bound(part["stop"], END))
-        for part in found
+        for part in matches
         if part is not None
     ]
     if len(parts) < len(given):

@@ -42,16 +42,18 @@ def check(document: EditorDocument) -> Checked:
     extends = next((node.place.span for path, _, node in text.own if path == ("extends",)), None)
     spans = [place.span for _, place, _ in _walked(loaded)] + [d.span for d in lowered.diagnostics if d.span]
     bases = {os.path.abspath(span.file) for span in spans} - {document.path}
-    shown = [(found, text.fix(found)) for found in lowered.diagnostics if not accepted(found)]
+    shown = [
+        (diagnostic, text.fix(diagnostic)) for diagnostic in lowered.diagnostics if not accepted(diagnostic)
+    ]
     return Checked(shown, extends, frozenset(bases))
 
 
 def explain(document: EditorDocument, at: Position) -> tuple[str, Span] | None:
     """Return what `recipe explain` says of the key or value at a position; None if the recipe has errors."""
-    found = _found(document, at)
-    if found is None:
+    target = _found(document, at)
+    if target is None:
         return None
-    path, span = found
+    path, span = target
     loaded, lowered = _read(document)
     while path and unknown_path(join(path), loaded):  # an item of a list that is one value
         path = path[:-1]
@@ -62,15 +64,15 @@ def explain(document: EditorDocument, at: Position) -> tuple[str, Span] | None:
 
 def base(document: EditorDocument, at: Position) -> Span | None:
     """Return where the base sets the value at a position; for `extends`, the start of the base."""
-    found = _found(document, at)
-    root = _read(document)[0].sources.root if found else None
-    if found is None or root is None:
+    innermost = _found(document, at)
+    root = _read(document)[0].sources.root if innermost else None
+    if innermost is None or root is None:
         return None
     target, _ = extended(root, (Path(document.path),))
-    if target is None or found[0] == ("extends",):
+    if target is None or innermost[0] == ("extends",):
         return Span(str(target), 1, 1, "", 0) if target is not None else None
     text = document.unsaved.get(os.path.abspath(target))
-    origin = load(target, text=text, unsaved=document.unsaved).sources.origin(join(found[0]))
+    origin = load(target, text=text, unsaved=document.unsaved).sources.origin(join(innermost[0]))
     if origin.file is None or origin.line is None or origin.column is None:
         return None
     return Span(origin.file, origin.line, origin.column, origin.text)
@@ -97,14 +99,14 @@ def _walked(loaded: Loaded) -> Iterator[tuple[tuple[Part, ...], Provenance, Node
 
 def _found(document: EditorDocument, at: Position) -> tuple[tuple[Part, ...], Span] | None:
     """Return the path and extent of the innermost key or value at a position of the document's own text."""
-    found = None
+    innermost = None
     if _too_large(document) is None:
         for path, place, node in _Text(document, _read(document)[0]).own:
             for span in (place.span, node.place.span) if isinstance(node, Scalar) else (place.span,):
                 start, end = span.column - 1, span.column - 1 + max(1, span.length)
                 if path and span.line - 1 == at[0] and start <= at[1] <= end:
-                    found = path, span
-    return found
+                    innermost = path, span
+    return innermost
 
 
 def _too_large(document: EditorDocument) -> Diagnostic | None:
@@ -122,7 +124,7 @@ class _Text:
     def __init__(self, document: EditorDocument, loaded: Loaded) -> None:
         self.name = display(loaded.path)
         self.lines = LINE_BREAK.split(document.text)
-        self.own = [found for found in _walked(loaded) if found[1].span.file == self.name]
+        self.own = [entry for entry in _walked(loaded) if entry[1].span.file == self.name]
 
     def fix(self, diagnostic: Diagnostic) -> Fix | None:
         """Return the edit that a diagnostic's help suggests."""

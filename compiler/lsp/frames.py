@@ -45,8 +45,8 @@ class Frames:
         while piece := self._stream.readline(PIECE):
             line = rest + piece
             rest = b"" if piece.endswith(b"\n") else line[-_OVERLAP:]
-            if found := _LENGTH.search(line):
-                length = int(found[1])
+            if match := _LENGTH.search(line):
+                length = int(match[1])
             elif not rest and not line.strip():
                 if 0 < length <= LARGEST:
                     return length

@@ -99,9 +99,9 @@ class Server(LanguageServer):
             return
         document, view = self.document(uri), self.view(uri)
         version = self.workspace.get_text_document(uri).version
-        made = await self.process.ask("check", document) if self._is_recipe(document) else Checked()
-        if made is not None and self.states.get(uri) is state:
-            state.text, state.checked, state.shown = document.text, made, view.diagnostics(made)
+        checked = await self.process.ask("check", document) if self._is_recipe(document) else Checked()
+        if checked is not None and self.states.get(uri) is state:
+            state.text, state.checked, state.shown = document.text, checked, view.diagnostics(checked)
             self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, state.shown, version))
 
     def _is_recipe(self, document: EditorDocument) -> bool:
@@ -128,8 +128,8 @@ class Server(LanguageServer):
 
 def to_path(uri: str) -> str:
     """Return the absolute path of a document; for a document without a file, a name in the working folder."""
-    found = to_fs_path(uri) if uri.startswith("file:") else None
-    return str(Path(found or f"{re.sub(r'[^A-Za-z0-9]+', '-', uri)}.yaml").absolute())
+    path = to_fs_path(uri) if uri.startswith("file:") else None
+    return str(Path(path or f"{re.sub(r'[^A-Za-z0-9]+', '-', uri)}.yaml").absolute())
 
 
 def _initialize(ls: Server, params: types.InitializeParams) -> None:
@@ -184,13 +184,13 @@ async def _hover(ls: Server, params: types.HoverParams) -> types.Hover | None:
     uri, at = params.text_document.uri, params.position
     document, view, state = ls.document(uri), ls.view(uri), ls.states.get(uri, State())
     parts, range = [], None
-    if found := await ls.process.ask("explain", document, view.place(at)):
-        said, range = found[0].replace("```", "'''"), view.range(found[1])
+    if answer := await ls.process.ask("explain", document, view.place(at)):
+        said, range = answer[0].replace("```", "'''"), view.range(answer[1])
         parts.append(f"```text\n{said}```")
     if state.text == document.text:
         codes = [
-            found.code
-            for shown, (found, _) in zip(state.shown, state.checked.diagnostics, strict=True)
+            answer.code
+            for shown, (answer, _) in zip(state.shown, state.checked.diagnostics, strict=True)
             if shown.range.start <= at <= shown.range.end
         ]
         parts += map(described, dict.fromkeys(codes))
@@ -204,8 +204,8 @@ async def _definition(ls: Server, params: types.DefinitionParams) -> types.Locat
     if span is None:
         return None
     path = str(Path(span.file).absolute())
-    found = next((other for other in ls.states if to_path(other) == path), from_fs_path(path) or "")
-    return types.Location(found, ls.view(uri).range(span))
+    file = next((other for other in ls.states if to_path(other) == path), from_fs_path(path) or "")
+    return types.Location(file, ls.view(uri).range(span))
 
 
 def _actions(ls: Server, params: types.CodeActionParams) -> list[types.CodeAction]:

@@ -90,8 +90,8 @@ class Process:
                 os.environ["PYTHONSAFEPATH"] = "1"  # import nothing from the working folder
                 self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with_server)
             try:
-                made = asyncio.get_running_loop().run_in_executor(self._pool, _answer, name, arguments)
-                return await asyncio.wait_for(made, self.seconds)
+                future = asyncio.get_running_loop().run_in_executor(self._pool, _answer, name, arguments)
+                return await asyncio.wait_for(future, self.seconds)
             except TimeoutError:
                 self._tell(f"{name} took more than {self.seconds:g} seconds")
             except BrokenProcessPool:

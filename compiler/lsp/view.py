@@ -41,8 +41,8 @@ class View:
 
     def place(self, position: types.Position) -> Position:
         """Convert the editor's position to our own."""
-        found = self.codec.position_from_client_units(self.lines, position)
-        return found.line, found.character
+        client = self.codec.position_from_client_units(self.lines, position)
+        return client.line, client.character
 
     def range(self, span: Span) -> types.Range:
         """Return the range of a span in any document: at least one character, if the line has one."""
@@ -55,25 +55,29 @@ class View:
         return types.Range(types.Position(line, first), types.Position(line, last))
 
     def diagnostics(self, checked: Checked) -> list[types.Diagnostic]:
-        return [self._diagnostic(found, checked.extends) for found, _ in checked.diagnostics]
+        return [self._diagnostic(diagnostic, checked.extends) for diagnostic, _ in checked.diagnostics]
 
-    def _diagnostic(self, found: Diagnostic, extends: Span | None) -> types.Diagnostic:
-        message = found.message if found.help is None else f"{found.message}\nhelp: {found.help}"
+    def _diagnostic(self, diagnostic: Diagnostic, extends: Span | None) -> types.Diagnostic:
+        message = (
+            diagnostic.message
+            if diagnostic.help is None
+            else f"{diagnostic.message}\nhelp: {diagnostic.help}"
+        )
         first_line = Span(self.path, 1, 1, "", len(self.lines[0]))
-        place, related = found.span or first_line, None
+        place, related = diagnostic.span or first_line, None
         if os.path.abspath(place.file) != self.path:
             # It is in a file that this one extends, so the message says where.
             message = f"in {Path(place.file).name}, line {place.line}: {message}"
             if self.related:
                 there = types.Location(Path(os.path.abspath(place.file)).as_uri(), self.range(place))
-                related = [types.DiagnosticRelatedInformation(there, found.message)]
+                related = [types.DiagnosticRelatedInformation(there, diagnostic.message)]
             place = extends or first_line
-        page = types.CodeDescription(f"{self.docs}#{found.code.anchor}") if self.docs else None
+        page = types.CodeDescription(f"{self.docs}#{diagnostic.code.anchor}") if self.docs else None
         return types.Diagnostic(
             range=self.range(place),
             message=message,
-            severity=SEVERITIES[found.severity],
-            code=found.code,
+            severity=SEVERITIES[diagnostic.severity],
+            code=diagnostic.code,
             code_description=page,
             source="recipe",
             related_information=related,

@@ -202,12 +202,12 @@ def _fewer_modules(program: Program, family: Family, small: Architecture) -> lis
     layers = {
         name: _fewer_layers(sorted(every), program.architecture, small) for name, every in chosen.items()
     }
-    found = []
+    modules = []
     for parameter in family.parameters(small):
         name, layer = split_layer(parameter.path)
         if name in chosen and (layer is None or layer in layers[name]):
-            found += [source.module for source in parameter.sources]
-    return list(dict.fromkeys(found))
+            modules += [source.module for source in parameter.sources]
+    return list(dict.fromkeys(modules))
 
 
 def _fewer_layers(layers: Sequence[int], original: Architecture, small: Architecture) -> list[int]:
@@ -225,14 +225,14 @@ def replacements(
     before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
 ) -> list[MiniatureChange]:
     """Return the differences between two recipes as plain data."""
-    found = []
+    changes = []
     for key in before:
         path, old, new = f"{prefix}{key}", before[key], after.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping) and key != "axes":
-            found += replacements(old, new, f"{path}.")
+            changes += replacements(old, new, f"{path}.")
         elif old != new:
-            found.append(MiniatureChange(path, _short(old), _short(new)))
-    return found
+            changes.append(MiniatureChange(path, _short(old), _short(new)))
+    return changes
 
 
 def _short(value: Any) -> str:

@@ -184,8 +184,8 @@ def _completing(words: Callable[[str], list[str]]) -> Iterator[None]:
 
     def complete(text: str, state: int) -> str | None:
         with suppress(OSError):
-            found = words(text)
-            return found[state] if state < len(found) else None
+            completions = words(text)
+            return completions[state] if state < len(completions) else None
         return None
 
     readline.set_completer(complete)

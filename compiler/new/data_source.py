@@ -144,12 +144,12 @@ def look(file: Path, format: str | None) -> NewData:
     longest = max(map(_tokens, rows)) or None
     if format == "prompt_completion" and any(map(_is_labeled, rows)):
         raise ArtifactError(f"{file} has prompts, completions and a label: for objective: kto", LIKED)
-    found, reason = recognize(rows, format)
+    format_of_rows, reason = recognize(rows, format)
     new = NewData(str(file), format, longest=longest, rows=len(rows), sample=rows)
-    if found is None:
+    if format_of_rows is None:
         return replace(new, columns=tuple(map(str, rows[0])), reason=reason)
-    turns = isinstance(rows[0].get(found[1].get("prompt", "prompt")), list)
-    return replace(new, format=found[0], seen=format is None, turns=turns, fields=found[1])
+    turns = isinstance(rows[0].get(format_of_rows[1].get("prompt", "prompt")), list)
+    return replace(new, format=format_of_rows[0], seen=format is None, turns=turns, fields=format_of_rows[1])
 
 
 def combined(sources: Sequence[NewData]) -> NewData:

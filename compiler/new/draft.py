@@ -126,11 +126,11 @@ def drafts(
         method: None for LoRA, or QLoRA if LoRA does not fit.
         longest: estimated length of the data's longest row, in tokens.
     """
-    found = False
+    any_fits = False
     for draft in _sure(probe, accelerator, method, longest):
-        found = True
+        any_fits = True
         yield draft
-    if not found:
+    if not any_fits:
         yield from _unsure(probe, accelerator, method, longest)
 
 
@@ -145,9 +145,9 @@ def _sure(probe: Probe, accelerator: Accelerator, method: str | None, longest: i
     for way, (name, quantize), some in tried:
         batch = _rows(name, accelerator.devices)
         start = Draft(probe, accelerator, name, quantize, way.fsdp, way.tp, POLICIES[0], 1, batch, SHORTEST)
-        found = _first(start, some)
-        if found is not None:
-            yield found
+        fitting = _first(start, some)
+        if fitting is not None:
+            yield fitting
 
 
 def _unsure(
@@ -221,11 +221,11 @@ def _first(start: Draft, lengths: Sequence[int]) -> Draft | None:
             for micro in divisors(start.rows // start.fsdp):
                 if micro < FEWEST.get(start.method, 1):
                     continue
-                found = replace(start, policy=policy, micro=micro, length=length)
+                candidate = replace(start, policy=policy, micro=micro, length=length)
                 enough = best is not None and micro * length > MOST_TOKENS
-                if enough or not found.sure:
+                if enough or not candidate.sure:
                     break
-                best = found
+                best = candidate
             if best is not None:
                 return best
     return None
@@ -395,22 +395,22 @@ def paced(draft: Draft, longest: int | None, length: Callable[[RunShape], Length
         length: computes the length of a run.
     """
     usual = RunShape(1, draft.rows, draft.length)
-    chosen, found = usual, length(usual)
-    if found.least is None or found.steps is None:
+    chosen, pace = usual, length(usual)
+    if pace.least is None or pace.steps is None:
         return draft, Pace()
     for chosen in _choices(draft, shortest(draft, longest)):
-        found = length(chosen)
-        if (found.least or 0) >= ENOUGH_STEPS:
+        pace = length(chosen)
+        if (pace.least or 0) >= ENOUGH_STEPS:
             break
     else:
         chosen = chosen._replace(epochs=FEW_SAMPLES_EPOCHS)
-        found = length(chosen)
-    said = found.words()
-    if (found.steps or 0) < ENOUGH_STEPS:
+        pace = length(chosen)
+    said = pace.words()
+    if (pace.steps or 0) < ENOUGH_STEPS:
         said += f", since the samples are few: learning takes {ENOUGH_STEPS} or more"
     if (chosen.rows, chosen.length) != (draft.rows, draft.length):
         draft = resized(draft, chosen.rows, chosen.length)
-    return draft, Pace(chosen.epochs, min(EVERY, max(1, (found.least or 1) // PARTS)), said)
+    return draft, Pace(chosen.epochs, min(EVERY, max(1, (pace.least or 1) // PARTS)), said)
 
 
 def _choices(draft: Draft, short: int) -> Iterator[RunShape]:

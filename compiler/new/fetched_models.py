@@ -66,13 +66,13 @@ class NewModels:
         close = catalog.nearest(model_id)
         hint = f"did you mean `{close}`? " if close else ""
         try:
-            found = self._fetched[model_id] = fetch(model_id)
+            fetched = self._fetched[model_id] = fetch(model_id)
         except HubNotReached as error:
             message = f"`{model_id}` is not in the catalog, and {error.reason}"
             raise ArtifactError(message, f"{hint}{error.help}") from error
         except ArtifactError as error:
             raise ArtifactError(str(error), f"{hint}{error.help}") from error
-        return found
+        return fetched
 
 
 def _is_unknown(model_id: str, folder: Path) -> bool:

@@ -114,11 +114,11 @@ def _yaml(text: str) -> Any:
     yaml.preserve_quotes = True
     yaml.width = 4096
     inner = re.search(r"^[\w-]+:[^\S\n]*\n( +)[\w-]+:", text, re.M)
-    found = re.search(r"^( *)-( +)repo:", text, re.M)
-    offset = len(found[1]) if found else 2
+    match = re.search(r"^( *)-( +)repo:", text, re.M)
+    offset = len(match[1]) if match else 2
     yaml.indent(
         mapping=len(inner[1]) if inner else 2,
-        sequence=offset + 1 + (len(found[2]) if found else 1),
+        sequence=offset + 1 + (len(match[2]) if match else 1),
         offset=offset,
     )
     yaml.explicit_start = bool(re.search(r"^---\s*$", text, re.M))

@@ -68,15 +68,15 @@ def of_generation(probe: Probe, generation: str, method: str | None) -> Accelera
         ArtifactError: when it fits none with a single host.
     """
     sizes = [machine for machine in machines() if machine.generation == generation]
-    fitting = [found for machine in sizes if (found := fit(probe, machine, method)).method]
+    fitting = [candidate for machine in sizes if (candidate := fit(probe, machine, method)).method]
     if not fitting:
         raise refusal(probe, sizes[-1], method)
     return cheapest(fitting)
 
 
-def cheapest(found: Sequence[Fit]) -> Accelerator:
+def cheapest(fits: Sequence[Fit]) -> Accelerator:
     """Return the least expensive machine, preferring those that surely fit and need no quantized base."""
-    sure = [one for one in found if one.sure] or found
+    sure = [one for one in fits if one.sure] or fits
     plain = [one for one in sure if one.method != "qlora"] or sure
     priced = [one for one in plain if one.accelerator.usd_per_hour is not None] or plain
     return min((one.accelerator for one in priced), key=lambda machine: machine.usd_per_hour or 0)
@@ -119,8 +119,8 @@ def refusal(
         if why is None
         else why.message
     )
-    found = [fit(probe, other, method) for other in machines() if other.platform == "tpu"]
-    some = [one for one in found if one.method]
+    fits = [fit(probe, other, method) for other in machines() if other.platform == "tpu"]
+    some = [one for one in fits if one.method]
     some = [one for one in some if one.sure] or some
     fitting = [f"{one.accelerator.name} ({one.way()})" for one in some]
     ways = [f"it fits {listing(fitting, 'or')}"] if fitting else []

@@ -61,8 +61,8 @@ class Made:
 def refusal_of_name(name: str) -> str | None:
     """Return the message with which the language rejects a name; None if it accepts the name."""
     values = {"recipe": VERSION, "name": name, "model": {"id": "model"}, "mesh": {}, "data": {"train": ["x"]}}
-    found = load(Path("new.yaml"), text=to_yaml(values)).diagnostics
-    return next((problem.message for problem in found if problem.path == "name"), None)
+    diagnostics = load(Path("new.yaml"), text=to_yaml(values)).diagnostics
+    return next((problem.message for problem in diagnostics if problem.path == "name"), None)
 
 
 def spelled(model: str, folder: Path) -> str:
@@ -99,9 +99,9 @@ def make(asked: NewRecipeOptions) -> Made:
     probe = look(asked.name, asked.model, asked.method, asked.file)
     first: Diagnostic | None = None
     for draft in drafts(probe, asked.accelerator, asked.method, asked.source.longest):
-        made, problem = _served(asked, draft)
-        if made is not None:
-            return made
+        recipe, problem = _served(asked, draft)
+        if recipe is not None:
+            return recipe
         first = first or problem
         if problem is not None and not concerns_mesh(problem):
             break
@@ -164,18 +164,20 @@ def _served(asked: NewRecipeOptions, draft: Draft) -> tuple[Made | None, Diagnos
     for server in servers:
         if server.get("tensor_parallel_size") == idle:
             continue
-        made, error = _checked(asked, draft, server)
-        if made is not None and any(d.code == N0635 for d in made.diagnostics):
-            made, error = _checked(asked, draft, {**server, "decode_block_sizes": [1, BLOCK, 1, BLOCK]})
+        recipe, error = _checked(asked, draft, server)
+        if recipe is not None and any(d.code == N0635 for d in recipe.diagnostics):
+            recipe, error = _checked(asked, draft, {**server, "decode_block_sizes": [1, BLOCK, 1, BLOCK]})
         if error is not None:
             problem = problem or error
             if not _of_server(error):
                 return None, error
-        elif made is not None and any(d.code == N0607 for d in made.diagnostics):
+        elif recipe is not None and any(d.code == N0607 for d in recipe.diagnostics):
             idle = server["tensor_parallel_size"]  # fewer devices per copy leave room for more tokens
-        elif made is not None and not any(_of_server(d) for d in made.diagnostics if d.severity == "warning"):
-            return made, None
-        best = best or made
+        elif recipe is not None and not any(
+            _of_server(d) for d in recipe.diagnostics if d.severity == "warning"
+        ):
+            return recipe, None
+        best = best or recipe
     return best, problem
 
 
@@ -208,8 +210,8 @@ def _length(program: Program) -> Callable[[RunShape], Length]:
     return length
 
 
-def _of_server(found: Diagnostic) -> bool:
-    return found.code[1:3] == "06" or found.code == E0915
+def _of_server(diagnostic: Diagnostic) -> bool:
+    return diagnostic.code[1:3] == "06" or diagnostic.code == E0915
 
 
 LENGTHS = (16384, 8192, 4096)

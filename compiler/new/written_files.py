@@ -38,21 +38,21 @@ def write(files: Mapping[Path, str], replaced: Mapping[Path, str]) -> None:
     Raises:
         OSError: when a file cannot be written.
     """
-    made: list[Path] = []
+    created: list[Path] = []
     staged: dict[Path, str] = {}
     try:
         for target, text in {**files, **replaced}.items():
-            _make_folders(target, made)
+            _make_folders(target, created)
             staged[target] = _stage(target, text)
         with uninterrupted():
             for target in [*files, *replaced]:
                 os.replace(staged[target], target)
                 del staged[target]
-                made += [target] if target in files else []
+                created += [target] if target in files else []
     except BaseException:
         for name in staged.values():
             Path(name).unlink(missing_ok=True)
-        _remove(made)
+        _remove(created)
         raise
 
 
@@ -63,29 +63,29 @@ def linked(links: Mapping[Path, Path]) -> Iterator[None]:
     Args:
         links: targets by path; none of the paths exists yet.
     """
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         for link, target in links.items():
-            _make_folders(link, made)
+            _make_folders(link, created)
             link.symlink_to(target)
-            made.append(link)
+            created.append(link)
         yield
     except BaseException:
-        _remove(made)
+        _remove(created)
         raise
 
 
-def _make_folders(path: Path, made: list[Path]) -> None:
-    """Make the folders that a path needs, and add them to `made`."""
+def _make_folders(path: Path, created: list[Path]) -> None:
+    """Make the folders that a path needs, and add them to `created`."""
     for folder in reversed(path.parents):
         if not folder.is_dir():
             folder.mkdir()
-            made.append(folder)
+            created.append(folder)
 
 
-def _remove(made: Sequence[Path]) -> None:
+def _remove(created: Sequence[Path]) -> None:
     """Remove files, links and folders in the reverse of the order in which they were made."""
-    for path in reversed(made):
+    for path in reversed(created):
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 

@@ -142,9 +142,9 @@ def abstract_optimizer(
     rule: Any = update_rule(built, optimizer)
     if accumulation > 1:
         rule = optax.MultiSteps(rule, accumulation)
-    made = nnx.eval_shape(lambda model: nnx.Optimizer(model, rule, wrt=trained_type(built)), built.model)
-    fit_shardings(made, mesh)
-    return made
+    abstract = nnx.eval_shape(lambda model: nnx.Optimizer(model, rule, wrt=trained_type(built)), built.model)
+    fit_shardings(abstract, mesh)
+    return abstract
 
 
 def scheduled_optimizer(program: Program) -> optax.GradientTransformation:

@@ -42,7 +42,7 @@ class Measured:
         recipe: a digest of the resolved recipe; a later probe of the same recipe replaces this one.
         generation: the machine's TPU generation.
         lora: whether adapters are trained.
-        planned, found: seconds of a micro-batch, as planned without calibration, and as measured.
+        planned, measured: seconds of a micro-batch, as planned without calibration, and as measured.
         date: date of the probe.
     """
 
@@ -50,8 +50,12 @@ class Measured:
     generation: str
     lora: bool
     planned: float
-    found: float
+    measured: float
     date: str
+
+
+KEYS = {"found": "measured"}
+"""Keys of calibration.json whose field has another name."""
 
 
 def path() -> Path:
@@ -62,8 +66,9 @@ def path() -> Path:
 def kept() -> list[Measured]:
     """Return the measurements kept so far; none where the file cannot be read."""
     try:
-        return [Measured(**row) for row in json.loads(path().read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):
+        rows = json.loads(path().read_text(encoding="utf-8"))
+        return [Measured(**{KEYS.get(key, key): value for key, value in row.items()}) for row in rows]
+    except (OSError, ValueError, TypeError, AttributeError):
         return []
 
 
@@ -75,7 +80,9 @@ def keep(rows: Sequence[Measured]) -> None:
     """
     every = {row.recipe: row for row in (*kept(), *rows)}
     path().parent.mkdir(parents=True, exist_ok=True)
-    write_text(path(), json.dumps([asdict(row) for row in every.values()], indent=1) + "\n")
+    names = {field: key for key, field in KEYS.items()}
+    written = [{names.get(key, key): value for key, value in asdict(row).items()} for row in every.values()]
+    write_text(path(), json.dumps(written, indent=1) + "\n")
 
 
 def known(generation: str, lora: bool) -> tuple[float, Interval]:
@@ -84,7 +91,7 @@ def known(generation: str, lora: bool) -> tuple[float, Interval]:
     rows = [row for row in kept() if (row.generation, row.lora) == (generation, lora)]
     if not rows:
         return 1.0, published
-    factor = math.exp(sum(math.log(row.found / row.planned) for row in rows) / len(rows))
+    factor = math.exp(sum(math.log(row.measured / row.planned) for row in rows) / len(rows))
     basis = f"{plural(len(rows), 'probe')} on {generation} took {factor:.3g} times the estimate: {path()}."
     return factor, Interval(published.low, published.high, f"{basis} {published.basis}")
 
@@ -101,17 +108,21 @@ def read(file: Path) -> dict[str, Any]:
     Raises:
         ArtifactError: when the file is no probe.json, or its measurements cannot be used.
     """
-    made = "an artifact's probe.py writes it; launch/tpu-vm.sh probe copies it here"
+    origin = "an artifact's probe.py writes it; launch/tpu-vm.sh probe copies it here"
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if found["probe"] != VERSION:
-            raise ArtifactError(f"{file}: a probe of version {found['probe']}", "probe again")
-        platform, problems, times = found["machine"]["platform"], found["problems"], found.get("time", {})
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["probe"] != VERSION:
+            raise ArtifactError(f"{file}: a probe of version {content['probe']}", "probe again")
+        platform, problems, times = (
+            content["machine"]["platform"],
+            content["problems"],
+            content.get("time", {}),
+        )
         parts = dict(times.get("parts") or {})
     except OSError as error:
-        raise ArtifactError(f"{file}: {error.strerror or error}", made) from None
+        raise ArtifactError(f"{file}: {error.strerror or error}", origin) from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ArtifactError(f"{file}: is not the file of a probe", made) from None
+        raise ArtifactError(f"{file}: is not the file of a probe", origin) from None
     if platform != "tpu":
         raise ArtifactError(
             f"{file}: is from a {platform}, but plans are for TPUs", "probe on the recipe's machine"
@@ -119,11 +130,11 @@ def read(file: Path) -> dict[str, Any]:
     if problems:
         raise ArtifactError(f"{file}: {problems[0]}", "times of a machine with wrong numbers are not used")
     if not all(map(_finite, parts.values())):
-        raise ArtifactError(f"{file}: parts of a step are not times", made)
+        raise ArtifactError(f"{file}: parts of a step are not times", origin)
     seconds = times.get("micro_batch_seconds")
     if not _finite(seconds) or not seconds:
         raise ArtifactError(f"{file}: has no time of the step", "probe again, and wait until it ends")
-    return dict(found)
+    return dict(content)
 
 
 def _finite(seconds: Any) -> bool:
@@ -144,16 +155,16 @@ def measured(program: Program, probe: Mapping[str, Any], plan: Plan) -> Measured
 
 def compared(program: Program, probe: Mapping[str, Any], plan: Plan, row: Measured) -> Iterator[str]:
     """Compare measured with planned figures, one line each, with a cause if the time is off the interval."""
-    interval, ratio = rates.interval(row.generation, row.lora), row.found / row.planned
+    interval, ratio = rates.interval(row.generation, row.lora), row.measured / row.planned
     inside = interval.low <= ratio <= interval.high
     yield (
-        f"a micro-batch took {milliseconds(row.found)}, {ratio:.3f} times the planned "
+        f"a micro-batch took {milliseconds(row.measured)}, {ratio:.3f} times the planned "
         f"{milliseconds(row.planned)}; the interval is {interval.low:.3f} to {interval.high:.3f}"
     )
     yield from (
-        f"  {words} {milliseconds(found)}, planned {milliseconds(planned)}"
-        for words, found, planned in _parts(probe, plan)
-        if found or planned
+        f"  {words} {milliseconds(measured)}, planned {milliseconds(planned)}"
+        for words, measured, planned in _parts(probe, plan)
+        if measured or planned
     )
     used, peak = plan.estimate.memory.used, probe["time"].get("peak_bytes")
     if peak is not None:
@@ -175,30 +186,30 @@ def _causes(program: Program, probe: Mapping[str, Any], plan: Plan, row: Measure
     wanted, had = set(flags(program)), set(probe["machine"].get("flags", ()))
     if wanted != had:
         yield f"the probe ran with other flags of libtpu: {', '.join(sorted(wanted ^ had)[:3])}"
-    yield from probe.get("product", {}).get("slow", ()) if row.found > row.planned else ()
+    yield from probe.get("product", {}).get("slow", ()) if row.measured > row.planned else ()
     yield from _differing(probe, plan, row)
     yield from _hidden(plan.estimate, row)
-    if row.found < row.planned:
+    if row.measured < row.planned:
         yield f"products or kernels of this shape reach more than those of published runs on {row.generation}"
 
 
 def _parts(probe: Mapping[str, Any], plan: Plan) -> list[tuple[str, float, float]]:
     """Return each part's name, measured seconds and planned seconds; [] where the probe traced no parts."""
-    found = probe["time"].get("parts") or {}
+    parts = probe["time"].get("parts") or {}
     planned = plan.estimate.timeline.parts.items()
-    rows = [(words, found.get(key, 0.0), own) for key, (words, own) in zip(PARTS, planned, strict=True)]
-    return [*rows, ("no operation", found.get("idle", 0.0), 0.0)] if found else []
+    rows = [(words, parts.get(key, 0.0), own) for key, (words, own) in zip(PARTS, planned, strict=True)]
+    return [*rows, ("no operation", parts.get("idle", 0.0), 0.0)] if parts else []
 
 
 def _differing(probe: Mapping[str, Any], plan: Plan, row: Measured) -> Iterator[str]:
     """Yield the parts that each explain at least half of the difference."""
-    apart = row.found - row.planned
-    for words, found, planned in _parts(probe, plan):
-        if (found - planned) * apart > 0 and 2 * abs(found - planned) >= abs(apart):
-            yield f"{words} took {milliseconds(found)}, and {milliseconds(planned)} were planned"
+    apart = row.measured - row.planned
+    for words, measured, planned in _parts(probe, plan):
+        if (measured - planned) * apart > 0 and 2 * abs(measured - planned) >= abs(apart):
+            yield f"{words} took {milliseconds(measured)}, and {milliseconds(planned)} were planned"
 
 
 def _hidden(estimate: Estimate, row: Measured) -> Iterator[str]:
     hidden = sum(one.seconds - one.exposed for one in estimate.timeline.transfers)
-    if 0 < row.found - row.planned <= hidden:
+    if 0 < row.measured - row.planned <= hidden:
         yield f"transfers that the plan runs in parallel with products, {milliseconds(hidden)} in all, wait"

@@ -65,8 +65,8 @@ def _few(program: Program) -> tuple[int, ...]:
     if len(stretches) > STRETCHES:
         return every
     least = LEAST_OF_EXPERTS if program.architecture.expert_layers else LEAST
-    found = [layer for stretch in stretches for layer in _whole_patterns(*stretch, least)]
-    return tuple(found) if 2 * len(found) < len(every) and _named(program, found) else every
+    layers = [layer for stretch in stretches for layer in _whole_patterns(*stretch, least)]
+    return tuple(layers) if 2 * len(layers) < len(every) and _named(program, layers) else every
 
 
 def probed(program: Program) -> tuple[tuple[int, ...], ...]:
@@ -124,7 +124,7 @@ def _stretches(kinds: Sequence[Any]) -> list[tuple[int, int, int]]:
     out = []
     start = 0
     while start < len(kinds):
-        end, pattern = max(_reach(kinds, start), key=lambda found: (found[0], -found[1]))
+        end, pattern = max(_reach(kinds, start), key=lambda reach: (reach[0], -reach[1]))
         out.append((start, end - start, pattern))
         start = end
     return out

@@ -140,12 +140,12 @@ E1001 = Code(
 )
 
 
-def diagnostic(program: Program, estimate: Estimate, found: FitResult | None = None) -> Diagnostic:
+def diagnostic(program: Program, estimate: Estimate, fit: FitResult | None = None) -> Diagnostic:
     """Return diagnostic E1001 for a program that does not fit.
 
     Args:
         estimate: the program's estimate.
-        found: the result of `find`; None when nothing was tried.
+        fit: the result of `find`; None when nothing was tried.
     """
     memory = estimate.memory
     message = (
@@ -154,14 +154,14 @@ def diagnostic(program: Program, estimate: Estimate, found: FitResult | None = N
     )
     if estimate.largest:
         message += f"; the largest temporaries are {listing(map(_array, estimate.largest[:NAMED_ARRAYS]))}"
-    if found is None:
+    if fit is None:
         return Diagnostic(
             E1001, message, PATH, "`recipe plan --search` searches for a configuration that fits"
         )
-    if found.way is None or found.estimate is None:
-        return Diagnostic(E1001, message, PATH, _in_vain(found))
-    path = found.way.sets[0].partition("=")[0]
-    lines = [*yaml_lines(found.way.sets), _compared(estimate, found.estimate), f"with this, {found.way.cost}"]
+    if fit.way is None or fit.estimate is None:
+        return Diagnostic(E1001, message, PATH, _in_vain(fit))
+    path = fit.way.sets[0].partition("=")[0]
+    lines = [*yaml_lines(fit.way.sets), _compared(estimate, fit.estimate), f"with this, {fit.way.cost}"]
     return Diagnostic(E1001, message, path, "\n".join(lines))
 
 
@@ -227,11 +227,11 @@ def _seconds_per_token(estimate: Estimate) -> float:
     return estimate.seconds / tokens if tokens else 0.0
 
 
-def _in_vain(found: FitResult) -> str:
-    if not found.tried:
+def _in_vain(fit: FitResult) -> str:
+    if not fit.tried:
         return "no smaller micro-batch, rematerialization, mesh or larger slice is left to try"
     lines = ["nothing that was tried fits:"]
-    for way, estimate in found.tried:
+    for way, estimate in fit.tried:
         outcome = "does not compile" if estimate is None else f"{gib_number(estimate.memory.used)} GiB"
         lines.append(f"  {', '.join(way.sets)}: {outcome}")
     return "\n".join([*lines, "`recipe plan --search` tries more"])

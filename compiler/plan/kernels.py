@@ -131,8 +131,8 @@ class KernelSeconds:
         """
         name, seconds, flops = NUMBERS.sub("", name), 0.0, 0.0
         share: dict[int, float] = {}
-        if found := splash(name, operands, results):
-            flops, seconds = found.flops, self._law.seconds(found, self._peak)
+        if costs := splash(name, operands, results):
+            flops, seconds = costs.flops, self._law.seconds(costs, self._peak)
         elif GROUPED.fullmatch(name):
             rows = max(array.dimensions[0] for array in operands if len(array.dimensions) == 2)
             flops, share = self._filled * grouped_flops(rows, [*operands, *results]), {rows: self._filled}
@@ -151,22 +151,22 @@ class KernelSeconds:
 
 def kernels(module: Module, seconds: KernelSeconds) -> tuple[Kernel, ...]:
     """Return all custom kernels by name, with loops counted in full."""
-    found: dict[str, Kernel] = {}
+    by_name: dict[str, Kernel] = {}
     for instruction, computation, times in executed(module):
         if instruction.opcode != "custom-call" or TARGET not in instruction.attributes:
             continue
         named = module.by_name[computation]
         operands = [array for name in instruction.operands for array in named[name].arrays]
         one = seconds.of(instruction.name, operands, instruction.arrays)
-        old = found.get(one.name, Kernel(one.name, 0, 0.0, 0.0, 0.0))
-        found[one.name] = replace(
+        old = by_name.get(one.name, Kernel(one.name, 0, 0.0, 0.0, 0.0))
+        by_name[one.name] = replace(
             old,
             count=old.count + times,
             flops=old.flops + times * one.flops,
             bytes=old.bytes + times * one.bytes,
             seconds=old.seconds + times * one.seconds,
         )
-    return tuple(sorted(found.values(), key=lambda one: one.name))
+    return tuple(sorted(by_name.values(), key=lambda one: one.name))
 
 
 def splash(name: str, operands: Sequence[Array], results: Sequence[Array]) -> Splash | None:

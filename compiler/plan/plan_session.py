@@ -98,11 +98,13 @@ def run(loaded: Loaded, lowered: Lowered, asked: PlanOptions, progress: Progress
     program = lowered.program
     assert program is not None
     counted = statistics(program, asked.model, asked.data_dir)
-    made = plan(program, asked.sets, asked.exact, counted, progress, asked.backend)
+    planned = plan(program, asked.sets, asked.exact, counted, progress, asked.backend)
     if any(one.code == N0227 for one in lowered.diagnostics):
-        made = replace(made, notes=(*made.notes, other_mesh(program, made, asked.sets, asked.exact)))
-    found = [*diagnosed(program, (asked.backend,)), *_fit(program, asked, made.estimate, progress)]
-    found += check_budget(program, made)
+        planned = replace(
+            planned, notes=(*planned.notes, other_mesh(program, planned, asked.sets, asked.exact))
+        )
+    diagnostics = [*diagnosed(program, (asked.backend,)), *_fit(program, asked, planned.estimate, progress)]
+    diagnostics += check_budget(program, planned)
     tried = None
     if asked.search:
         per_row = counted.tokens_per_row if isinstance(counted, Statistics) else None
@@ -110,8 +112,8 @@ def run(loaded: Loaded, lowered: Lowered, asked: PlanOptions, progress: Progress
         tried = search(program, options, progress)
     serving = None if program.recipe.serve is None else plan_serving(program)
     shortage = None if serving is None else too_small(serving)
-    found += [] if shortage is None else [shortage]
-    return Planned(made, tried, serving, tuple(locate(found, loaded.sources)))
+    diagnostics += [] if shortage is None else [shortage]
+    return Planned(planned, tried, serving, tuple(locate(diagnostics, loaded.sources)))
 
 
 def plan_run(program: Program, asked: PlanOptions, progress: Progress | None = None) -> RunLength:
@@ -154,21 +156,24 @@ def other_mesh(program: Program, plan: Plan, sets: Sequence[str], exact: bool) -
     if other is None:
         return f"{name} is refused for this recipe; recipe check --set {shlex.quote(OTHER)} shows the reason"
     jobs = [job(other, every, part, backend) for part in parts(other, exact)]
-    results = [found for found in (cached(identity.name(*one)) for one in jobs) if found is not None]
+    results = [compiled for compiled in (cached(identity.name(*one)) for one in jobs) if compiled is not None]
     if len(results) < len(jobs):
         words = ["recipe", "plan", str(program.source), *(["--exact"] if exact else [])]
         words += ["--backend", backend.value] if backend is not Backend.TUNIX else []
         words += [word for one in every for word in ("--set", one)]
         return f"{name} is not planned yet; its time and memory: {shlex.join(words)}"
-    made = estimate(other, results)
-    if not made.seconds:
-        memory = f"{gib_number(made.memory.used)} GiB of {gib_number(made.memory.available)}"
+    other_estimate = estimate(other, results)
+    if not other_estimate.seconds:
+        memory = (
+            f"{gib_number(other_estimate.memory.used)} GiB of {gib_number(other_estimate.memory.available)}"
+        )
         return f"{name} does not fit: it takes {memory}"
-    step = milliseconds(made.seconds * other.accumulation_steps)
+    step = milliseconds(other_estimate.seconds * other.accumulation_steps)
     own = milliseconds(plan.estimate.seconds * program.accumulation_steps)
     return (
-        f"{name} takes an estimated {step} for an optimizer's step and {gib_number(made.memory.used)} GiB of "
-        f"a device, where this mesh takes {own} and {gib_number(plan.estimate.memory.used)} GiB"
+        f"{name} takes an estimated {step} for an optimizer's step and "
+        f"{gib_number(other_estimate.memory.used)} GiB of a device, where this mesh takes {own} and "
+        f"{gib_number(plan.estimate.memory.used)} GiB"
     )
 
 

@@ -38,11 +38,11 @@ def estimate(program: Program, compiled: Sequence[Compiled]) -> Estimate:
     """
     whole, few = with_refusal(compiled[0]), compiled[-1]
     accelerator = program.accelerator
-    found = Timeline()
+    times = Timeline()
     if whole.out_of_memory is None:
-        found = timeline(priced(whole.schedule, few.prices), rates.reached(accelerator.generation))
+        times = timeline(priced(whole.schedule, few.prices), rates.reached(accelerator.generation))
     factor, interval = calibration.known(accelerator.generation, program.lora is not None)
-    seconds = found.seconds * factor
+    seconds = times.seconds * factor
     needed = model_flops(program, rows(program) * program.recipe.data.max_length) / accelerator.devices
     peak = accelerator.peak_flops_per_device
     return Estimate(
@@ -51,7 +51,7 @@ def estimate(program: Program, compiled: Sequence[Compiled]) -> Estimate:
         memory=memory(program, compiled),
         flops=whole.flops,
         bytes=whole.bytes,
-        timeline=found,
+        timeline=times,
         seconds=seconds,
         interval=interval,
         peak_flops=peak,
@@ -120,7 +120,7 @@ def plan(
         progress,
         on_done=lambda index, _, cached: None if cached else fresh.append(index),
     )
-    made = estimate(program, compiled_or_raise(results))
+    estimated = estimate(program, compiled_or_raise(results))
     a, recipe = program.accelerator, program.recipe
     return Plan(
         recipe=program.name,
@@ -131,8 +131,8 @@ def plan(
         devices=a.devices,
         hosts=a.hosts,
         axes=dict(recipe.mesh.axes),
-        estimate=made,
-        run=planned_length(program, made, data),
+        estimate=estimated,
+        run=planned_length(program, estimated, data),
         placements=placements(program, backend),
         settings=settings(program),
         versions=identity.versions(backend),
@@ -211,8 +211,8 @@ def placements(program: Program, backend: Backend = Backend.TUNIX) -> tuple[Plac
     for path, shape, spec, size in arrays:
         parts = math.prod(shards(axis, axes) for axis in spec)
         groups.setdefault((split_layer(path)[0], shape, spec), []).append(math.prod(shape) * size / parts)
-    found = [Placement(*key, count=len(each), bytes=sum(each)) for key, each in groups.items()]
-    return tuple(sorted(found, key=lambda placement: -placement.bytes))
+    placed = [Placement(*key, count=len(each), bytes=sum(each)) for key, each in groups.items()]
+    return tuple(sorted(placed, key=lambda placement: -placement.bytes))
 
 
 def _tunix(program: Program) -> Iterator[PlacedArray]:

@@ -49,8 +49,8 @@ def interval(generation: str, lora: bool) -> Interval:
     Args:
         lora: whether adapters are trained; otherwise all weights are.
     """
-    found = _data()["intervals"]
-    one = found["lora"] if lora else found.get(generation) or found["all"]
+    intervals = _data()["intervals"]
+    one = intervals["lora"] if lora else intervals.get(generation) or intervals["all"]
     return Interval(one["low"], one["high"], one["basis"])
 
 

@@ -182,21 +182,21 @@ class Prices:
     def of(self, operation: Operation) -> tuple[float, bool]:
         """Return an operation's seconds, and whether they come from libtpu's cycles."""
         if operation.key in self.exact:
-            found = self.exact[operation.key]
-            return (operation.seconds, False) if found is None else (found, True)
+            seconds = self.exact[operation.key]
+            return (operation.seconds, False) if seconds is None else (seconds, True)
         for prices, key in ((self.alike, operation.alike), (self.products, operation.products)):
             if key in prices:
                 return prices[key], True
         return operation.seconds * self.beside[0 if operation.products else 1], False
 
 
-def prices(found: Iterable[tuple[Operation, float | None]]) -> Prices:
+def prices(operations: Iterable[tuple[Operation, float | None]]) -> Prices:
     """Return the prices from the operations of a module that was compiled to the end.
 
     Args:
-        found: each operation with its seconds by libtpu's cycles; None without cycles.
+        operations: each operation with its seconds by libtpu's cycles; None without cycles.
     """
-    every = list(found)
+    every = list(operations)
     costed = [(operation, seconds) for operation, seconds in every if seconds is not None]
     return Prices(
         {operation.key: seconds for operation, seconds in every},
@@ -206,15 +206,15 @@ def prices(found: Iterable[tuple[Operation, float | None]]) -> Prices:
     )
 
 
-def _means(found: Iterable[tuple[str, float]]) -> dict[str, float]:
+def _means(samples: Iterable[tuple[str, float]]) -> dict[str, float]:
     seconds: dict[str, list[float]] = defaultdict(list)
-    for key, one in found:
+    for key, one in samples:
         seconds[key].append(one)
     return {key: sum(each) / len(each) for key, each in seconds.items()}
 
 
-def _beside(found: Iterable[tuple[Operation, float]], which: Callable[[Operation], bool]) -> float:
-    pairs = [(seconds, one.seconds) for one, seconds in found if one.seconds and which(one)]
+def _beside(operations: Iterable[tuple[Operation, float]], which: Callable[[Operation], bool]) -> float:
+    pairs = [(seconds, one.seconds) for one, seconds in operations if one.seconds and which(one)]
     return sum(seconds for seconds, _ in pairs) / sum(least for _, least in pairs) if pairs else 1.0
 
 

@@ -47,12 +47,12 @@ class SearchInterrupted(Exception):
     """A search that Ctrl-C ended.
 
     Attributes:
-        found: the result so far. All finished compiles are in the cache.
+        search: the result so far. All finished compiles are in the cache.
     """
 
-    def __init__(self, found: Search) -> None:
+    def __init__(self, search: Search) -> None:
         super().__init__("the search was interrupted")
-        self.found = found
+        self.search = search
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ def search(program: Program, options: SearchOptions, progress: Progress | None =
             waiting = run.pruned(waiting[len(now) :])
     except KeyboardInterrupt:
         run.leave(waiting, INTERRUPTED)
-        raise SearchInterrupted(run.found()) from None
+        raise SearchInterrupted(run.result()) from None
     run.leave(waiting, f"the search compiles at most {most}, those with the lowest bounds first")
-    return run.found()
+    return run.result()
 
 
 @dataclass
@@ -203,7 +203,7 @@ class _RunningSearch:
         if left:
             self.notes.append(f"{plural(len(left), 'configuration')} could still be better: {reason}.")
 
-    def found(self) -> Search:
+    def result(self) -> Search:
         order = list(self.reached)
         best = [order[i] for i in front([self.reached[index] for index in order])]
         return Search(
@@ -222,24 +222,24 @@ class _RunningSearch:
             return
         compiled = [result for result in results if isinstance(result, Compiled)]
         program = candidate.program
-        found = estimate(program, compiled)
+        estimated = estimate(program, compiled)
         refused = next((one for one in compiled if one.out_of_memory), None)
-        if refused is not None or found.memory.headroom < 0:
-            needed = f"{found.memory.used / GIB:.1f} GiB of {found.memory.available / GIB:.1f} GiB"
+        if refused is not None or estimated.memory.headroom < 0:
+            needed = f"{estimated.memory.used / GIB:.1f} GiB of {estimated.memory.available / GIB:.1f} GiB"
             self.large.append(candidate)
-            self._settle(candidate, "too large", f"it needs {needed}", memory=found.memory)
+            self._settle(candidate, "too large", f"it needs {needed}", memory=estimated.memory)
             return
-        seconds, price = found.seconds / candidate.tokens, program.usd_per_hour
-        self.reached[len(self.points)] = _objectives(program, seconds, found.memory.used)
+        seconds, price = estimated.seconds / candidate.tokens, program.usd_per_hour
+        self.reached[len(self.points)] = _objectives(program, seconds, estimated.memory.used)
         self._settle(
             candidate,
             "compiled",
-            memory=found.memory,
+            memory=estimated.memory,
             seconds_per_token=seconds,
-            step_seconds=found.seconds,
+            step_seconds=estimated.seconds,
             usd_per_million_tokens=None if price is None else price / 3600 * seconds * 1e6,
-            mfu=found.mfu,
-            exposed_seconds=found.timeline.exposed,
+            mfu=estimated.mfu,
+            exposed_seconds=estimated.timeline.exposed,
         )
 
     def _settle(self, candidate: Candidate, status: str, reason: str = "", **figures: Any) -> None:
@@ -364,7 +364,10 @@ def variants(program: Program, free_batch: bool = False) -> list[Variant]:
     """
     train, recipe = program.recipe.train, program.recipe
     own = dict(recipe.mesh.axes), train.micro_batch_size, train.global_batch_size
-    found = [_variant(program, *own), *(_variant(program, *own, block=block) for block in _blocks(program))]
+    candidates = [
+        _variant(program, *own),
+        *(_variant(program, *own, block=block) for block in _blocks(program)),
+    ]
     kernel = program.family.flash_attention and program.accelerator.platform == "tpu"
     for axes in _meshes(program):
         for micro, batch in _batches(train.global_batch_size, data_parallel(axes), free_batch):
@@ -372,8 +375,8 @@ def variants(program: Program, free_batch: bool = False) -> list[Variant]:
                 for policy in _policies(program):
                     for profile in _profiles(program):
                         chosen = policy, attention, profile
-                        found.append(_variant(program, axes, micro, batch, chosen))
-    return list(dict.fromkeys(found))
+                        candidates.append(_variant(program, axes, micro, batch, chosen))
+    return list(dict.fromkeys(candidates))
 
 
 def _variant(
@@ -447,8 +450,8 @@ def _policies(program: Program) -> list[str]:
 def _profiles(program: Program) -> list[str]:
     """Return the profiles to try: the recipe's own, the generation's if there is one, and "none"."""
     own, generation = program.recipe.xla.profile, program.accelerator.generation
-    found = [own, *([generation] if own != "auto" and generation in profiles() else []), "none"]
-    return list(dict.fromkeys(found))
+    profiles_to_try = [own, *([generation] if own != "auto" and generation in profiles() else []), "none"]
+    return list(dict.fromkeys(profiles_to_try))
 
 
 def _blocks(program: Program) -> Iterator[int]:

@@ -42,7 +42,7 @@ def remembered(program: Program) -> Memory | None:
 
     Nothing is compiled.
     """
-    found = []
+    compiles = []
     for part in parts(program):
         work = Job(Path(program.source).resolve(), (), part.layers, scheduled=part.scheduled)
         text = store.get(identity.name(program, work))
@@ -50,10 +50,10 @@ def remembered(program: Program) -> Memory | None:
             return None
         try:
             kept = {key: value for key, value in json.loads(text).items() if key not in TIMES}
-            found.append(COMPILED.validate_json(json.dumps(kept)))
+            compiles.append(COMPILED.validate_json(json.dumps(kept)))
         except (ValueError, AttributeError):  # damaged
             return None
-    return memory(program, found)
+    return memory(program, compiles)
 
 
 def with_refusal(compiled: Compiled) -> Compiled:

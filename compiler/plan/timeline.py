@@ -52,8 +52,8 @@ def timeline(schedule: Schedule, reached: Reached) -> Timeline:
     )
 
 
-def _at_rates(found: Iterable[Worked], reached: Reached) -> Iterator[Worked]:
-    for one in found:
+def _at_rates(operations: Iterable[Worked], reached: Reached) -> Iterator[Worked]:
+    for one in operations:
         yield replace(one, seconds=one.seconds / (reached.products if one.products else reached.memory))
 
 
@@ -67,10 +67,10 @@ def combined(timelines: Sequence[Timeline], of: Callable[[Sequence[float]], floa
     def figure(figures: Sequence[float]) -> float:
         return max(0.0, of(figures))
 
-    found = [{(m.kind, m.name, m.axes, m.over_dcn): m for m in one.transfers} for one in timelines]
+    by_transfer = [{(m.kind, m.name, m.axes, m.over_dcn): m for m in one.transfers} for one in timelines]
     moved = []
-    for key in dict.fromkeys(key for one in found for key in one):
-        each = [one.get(key) or Moved(*key, 0, 0.0, 0.0, 0.0) for one in found]
+    for key in dict.fromkeys(key for one in by_transfer for key in one):
+        each = [one.get(key) or Moved(*key, 0, 0.0, 0.0, 0.0) for one in by_transfer]
         figures = zip(*((m.count, m.bytes, m.seconds, m.exposed) for m in each), strict=True)
         moved.append(Moved(*key, *map(figure, figures)))
     return Timeline(

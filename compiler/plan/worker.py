@@ -106,10 +106,10 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     mesh = sharding.arrange(settings.mesh.axes, devices)
     start = time.monotonic()
     with mesh:
-        made = abstract_step(program, job.layers, settings, mesh, job.backend)
-        lowered = made.step.jit().lower(*made.arguments)
+        abstract = abstract_step(program, job.layers, settings, mesh, job.backend)
+        lowered = abstract.step.jit().lower(*abstract.arguments)
     traced = time.monotonic()
-    found = replace(made.sizes, trace_seconds=traced - start)
+    measured = replace(abstract.sizes, trace_seconds=traced - start)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         try:
             text, assigned, code = _compiled(lowered, Path(folder), job.scheduled)
@@ -118,7 +118,7 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
             refused = parse_refusal(str(error), Path(folder))
             if refused is None:
                 return _refused(error)
-            return replace(found, compile_seconds=time.monotonic() - traced, out_of_memory=refused)
+            return replace(measured, compile_seconds=time.monotonic() - traced, out_of_memory=refused)
     accelerator, axes = program.accelerator, program.recipe.mesh.axes
     torus = Torus.of(accelerator, places(mesh.devices.flat, accelerator.slices))
     times = KernelSeconds(accelerator, 1 / axes.get("ep", 1))
@@ -126,7 +126,7 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     published = rates.published(accelerator, times.seconds)
     steps, prices = schedule(module, published, axes, torus, accelerator.slices)
     return replace(
-        found,
+        measured,
         arguments=assigned.arguments,
         temporaries=assigned.temporaries,
         code=code + assigned.rest,
@@ -143,9 +143,9 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
 
 
 def _refused(error: BaseException) -> Failed:
-    if found := parse_vmem(str(error)):
+    if vmem := parse_vmem(str(error)):
         return Failed(
-            "the kernel {} needs {} of a core's VMEM, and the step's flags leave it {}".format(*found),
+            "the kernel {} needs {} of a core's VMEM, and the step's flags leave it {}".format(*vmem),
             help="another xla.scoped_vmem_kib: XLA chooses a kernel's tiles by it, and exceeds it a little",
         )
     return Failed(f"libtpu refused the step: {first_line(error)[:600]}")

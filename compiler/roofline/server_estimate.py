@@ -361,23 +361,23 @@ def _comparisons(program: Program, server: Server, weight_bytes: float) -> Itera
     """Yield comparisons with the published measurements of this server, if there are any."""
     serve = program.recipe.server
     assert program.serve_accelerator is not None
-    found = published.of_recipe(program.recipe, program.serve_accelerator.name)
-    if found is None:
+    measurements = published.of_recipe(program.recipe, program.serve_accelerator.name)
+    if measurements is None:
         return
     text = weight_bytes - sum(one.bytes for one in server.weights if one.name == VISION)
     for what, size in (("with the vision tower", weight_bytes), ("text alone", text)):
         name = f"weights on a chip, {what}"
-        yield Comparison(name, "GB", found.weights_gb_per_chip, size / 1e9, None)
-    point = found.median_ttft_ms
+        yield Comparison(name, "GB", measurements.weights_gb_per_chip, size / 1e9, None)
+    point = measurements.median_ttft_ms
     prompt = int(point["input_length"])
     named = f"{prompt:,} tokens in, {point['requests_per_s']:g} requests/s"
     # The load of the other figures is not published, so bounds are for a nearly empty and a full server.
-    for ms, tokens, name in ((point["ms"], prompt, named), (found.ttft_ms["lowest"], *LOWEST_TTFT)):
+    for ms, tokens, name in ((point["ms"], prompt, named), (measurements.ttft_ms["lowest"], *LOWEST_TTFT)):
         yield _compared(f"TTFT: {name}", ms, server.prefill(tokens, serve.max_num_batched_tokens))
     for key, sequences, context in (("lowest", 1, 512), ("highest", 64, 4096)):
         held_against = f"{sequences} x {context:,} tokens"
         step = server.decode(sequences, context)
-        yield _compared(f"TPOT: the {key}, compared with {held_against}", found.tpot_ms[key], step)
+        yield _compared(f"TPOT: the {key}, compared with {held_against}", measurements.tpot_ms[key], step)
 
 
 def _compared(what: str, measured: float, step: StepBounds) -> Comparison:

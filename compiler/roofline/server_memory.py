@@ -90,8 +90,8 @@ def layer_head_dim(architecture: Any, layer: int) -> int:
 
 def latent_of(architecture: Any) -> Latent | None:
     """Return the sizes of latent attention, None for other attention."""
-    found: Latent | None = getattr(architecture, "latent", None)
-    return found
+    latent: Latent | None = getattr(architecture, "latent", None)
+    return latent
 
 
 def pair_flops(architecture: Any, layer: int) -> float:

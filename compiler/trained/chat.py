@@ -53,18 +53,22 @@ class Talk:
     """
 
     def __init__(self, folder: Path, options: Options, say: Callable[[str], None]) -> None:
-        found = open_trained(folder)
+        trained = open_trained(folder)
         require_packages(
-            "chatting", ("torch", "transformers", *(["peft"] if found.adapter else [])), ("train", "torchax")
+            "chatting",
+            ("torch", "transformers", *(["peft"] if trained.adapter else [])),
+            ("train", "torchax"),
         )
         self.options, self._say = options, say
-        template, self._variables = _template(found, options), template_variables(found.folder)
-        with doing(f"loading {found.folder}"), _explained(found.folder):
-            self.model, self.tokenizer = _loaded(found, options)
+        template, self._variables = _template(trained, options), template_variables(trained.folder)
+        with doing(f"loading {trained.folder}"), _explained(trained.folder):
+            self.model, self.tokenizer = _loaded(trained, options)
         if template is not None:
             self.tokenizer.chat_template = template
         if self.tokenizer.chat_template is None:
-            raise ArtifactError(f"{found.folder} has no chat template", "give one with --chat-template FILE")
+            raise ArtifactError(
+                f"{trained.folder} has no chat template", "give one with --chat-template FILE"
+            )
         self.messages: list[Message] = []
         self.reset()
 
@@ -96,13 +100,13 @@ class Talk:
         except (TemplateError, TypeError) as error:
             raise ArtifactError(f"the chat template refuses this: {first_line(error)[:200]}", HELP) from None
         with torch.inference_mode():
-            made = self.model.generate(
+            tokens = self.model.generate(
                 **inputs,
                 **self._sampling(),
                 max_new_tokens=self.options.max_tokens,
                 streamer=Streamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),
             )
-        said = self.tokenizer.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        said = self.tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         self.messages = [*asked, {"role": "assistant", "content": said}]
         return str(said)
 
@@ -119,7 +123,7 @@ class Talk:
         return given
 
 
-def _loaded(found: Trained, options: Options) -> tuple[Any, Any]:
+def _loaded(trained: Trained, options: Options) -> tuple[Any, Any]:
     """Load the model, on this machine's accelerator or its CPU, and its tokenizer."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     import torch
@@ -128,26 +132,26 @@ def _loaded(found: Trained, options: Options) -> tuple[Any, Any]:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     where: dict[str, Any] = {"trust_remote_code": False}
-    source: str | Path = found.folder
-    if found.adapter is not None:
-        source = options.base or found.adapter.get("base_model_name_or_path") or ""
+    source: str | Path = trained.folder
+    if trained.adapter is not None:
+        source = options.base or trained.adapter.get("base_model_name_or_path") or ""
         if not source:
-            raise ArtifactError(f"{found.folder} does not name its base", "--base DIR names it")
+            raise ArtifactError(f"{trained.folder} does not name its base", "--base DIR names it")
         if not options.base:
-            where["revision"] = found.adapter.get("revision") or "main"
+            where["revision"] = trained.adapter.get("revision") or "main"
     _demand_memory(Path(source))
     config = transformers.AutoConfig.from_pretrained(source, **where)
     build = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModelForCausalLM)
     model = build.from_pretrained(source, dtype="auto", **where)
     tokenizer_of: str | Path = source
-    if found.adapter is not None:
+    if trained.adapter is not None:
         import peft
 
-        model = peft.PeftModel.from_pretrained(model, found.folder)
-        if (found.folder / GENERATION).is_file():
-            model.generation_config = transformers.GenerationConfig.from_pretrained(found.folder)
-        if (found.folder / "tokenizer_config.json").is_file():
-            tokenizer_of, where = found.folder, {"trust_remote_code": False}
+        model = peft.PeftModel.from_pretrained(model, trained.folder)
+        if (trained.folder / GENERATION).is_file():
+            model.generation_config = transformers.GenerationConfig.from_pretrained(trained.folder)
+        if (trained.folder / "tokenizer_config.json").is_file():
+            tokenizer_of, where = trained.folder, {"trust_remote_code": False}
     tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_of, **where)
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is not None and device.type in ("cuda", "xpu", "mps"):  # not the device that torchax registers
@@ -155,9 +159,9 @@ def _loaded(found: Trained, options: Options) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
-def _template(found: Trained, options: Options) -> str | None:
+def _template(trained: Trained, options: Options) -> str | None:
     """Return the chat template of the user or next to the weights; None if the tokenizer's own applies."""
-    file = options.template or found.folder / "chat_template.jinja"
+    file = options.template or trained.folder / "chat_template.jinja"
     return file.read_text("utf-8") if options.template is not None or file.is_file() else None
 
 

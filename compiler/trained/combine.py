@@ -66,7 +66,7 @@ def combine(asked: Combination, output: Path) -> None:
     configs = [read_json(folder / ADAPTER_CONFIG) for folder in asked.folders]
     _demand_alike(asked.folders, configs)
     torch.manual_seed(asked.seed)
-    made: dict[str, list[torch.Tensor]] = {}
+    combined: dict[str, list[torch.Tensor]] = {}
     names: dict[str, str] = {}
     for module in sorted({module for adapter in adapters for module in adapter.tensors}):
         having = [(a, w) for a, w in zip(adapters, asked.weights, strict=True) if module in a.tensors]
@@ -80,18 +80,18 @@ def combine(asked: Combination, output: Path) -> None:
             )
         keys = module.removesuffix("v_proj") + "k_proj"
         if module.endswith("v_proj") and _copied(adapters, keys, module):
-            made[module] = made[keys]  # DARE would draw a second, different mask
+            combined[module] = combined[keys]  # DARE would draw a second, different mask
             continue
         scales = [weight * _scale(a.config, names[module]) for a, weight in having]
-        made[module] = [
+        combined[module] = [
             _combined(asked, [pair[which] for pair in pairs], scales, signed=which == 0) for which in (0, 1)
         ]
     tensors = {
         f"base_model.model.{names[module]}.lora_{which}.weight": tensor.contiguous().clone()
-        for module, pair in made.items()
+        for module, pair in combined.items()
         for which, tensor in zip("AB", pair, strict=True)
     }
-    config = _config(configs, {names[module]: len(pair[0]) for module, pair in made.items()})
+    config = _config(configs, {names[module]: len(pair[0]) for module, pair in combined.items()})
     partial = output.with_name(f".{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -111,9 +111,9 @@ def combine(asked: Combination, output: Path) -> None:
 def _stops(folders: Sequence[Path]) -> bytes | None:
     """Return the first adapter's generation_config.json with the end tokens of all adapters; None if no
     adapter has one."""
-    found = [(folder / GENERATION).read_bytes() for folder in folders if (folder / GENERATION).is_file()]
-    ends = [token for content in found for token in end_tokens(parsed(content) or {})]
-    return with_stops(found[0], {}, ends) if found else None
+    configs = [(folder / GENERATION).read_bytes() for folder in folders if (folder / GENERATION).is_file()]
+    ends = [token for content in configs for token in end_tokens(parsed(content) or {})]
+    return with_stops(configs[0], {}, ends) if configs else None
 
 
 def _demand_alike(folders: Sequence[Path], configs: Sequence[Mapping[str, Any]]) -> None:

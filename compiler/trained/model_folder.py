@@ -70,9 +70,9 @@ def _whole(folder: Path) -> Trained:
     for name, entry in (record or {}).get("files", {}).items():
         size = _size(folder / name)
         if size != entry["size"]:
-            found = "is missing" if size is None else f"has {size} bytes, not {entry['size']}"
+            fault = "is missing" if size is None else f"has {size} bytes, not {entry['size']}"
             raise ArtifactError(
-                f"{folder} is incomplete: {name} {found}", "remove the folder, and merge again"
+                f"{folder} is incomplete: {name} {fault}", "remove the folder, and merge again"
             )
     if (folder / ADAPTER_CONFIG).is_file():
         return Trained(_with_weights(folder, [ADAPTER_WEIGHTS]), read_json(folder / ADAPTER_CONFIG), record)
@@ -106,10 +106,10 @@ def read_json(path: Path) -> dict[str, Any]:
         ArtifactError: when the file holds something else.
     """
     try:
-        found = json.loads(path.read_text("utf-8"))
-        if not isinstance(found, dict):
+        content = json.loads(path.read_text("utf-8"))
+        if not isinstance(content, dict):
             raise ValueError("it is not an object")
-        return found
+        return content
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}", "copy or write the folder again") from None
 

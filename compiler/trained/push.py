@@ -69,13 +69,13 @@ def plan(folder: Path, repo: str, branch: str = MAIN, public: bool = False) -> P
     """
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    found = open_trained(folder)
-    files, api = _files(found), _api()
+    trained = open_trained(folder)
+    files, api = _files(trained), _api()
     with _explained(repo, branch):
         try:
             about = api.model_info(repo)
         except RepositoryNotFoundError:
-            return Push(found.folder, repo, files, branch, not public, None, False)
+            return Push(trained.folder, repo, files, branch, not public, None, False)
         try:
             # A branch that does not exist yet will start from the main branch.
             about, parent = (now := api.model_info(repo, revision=branch)), now.sha
@@ -93,7 +93,7 @@ def plan(folder: Path, repo: str, branch: str = MAIN, public: bool = False) -> P
             "push to another repository, or remove it there",
         )
     replaced = tuple(name for name in there if name in files)
-    return Push(found.folder, repo, files, branch, not public, parent, True, replaced, kept)
+    return Push(trained.folder, repo, files, branch, not public, parent, True, replaced, kept)
 
 
 def upload(push: Push) -> str:
@@ -108,7 +108,7 @@ def upload(push: Push) -> str:
             api.create_repo(push.repo, private=push.private)
         if push.branch != MAIN and push.parent is None:
             api.create_branch(push.repo, branch=push.branch)
-        made = api.upload_folder(
+        commit = api.upload_folder(
             repo_id=push.repo,
             folder_path=push.folder,
             allow_patterns=[glob.escape(name) for name in push.files],
@@ -116,17 +116,19 @@ def upload(push: Push) -> str:
             revision=push.branch,
             parent_commit=push.parent,
         )
-    return str(made.commit_url)
+    return str(commit.commit_url)
 
 
-def _files(found: Trained) -> dict[str, int]:
+def _files(trained: Trained) -> dict[str, int]:
     """Return the files to upload: for a merge, those in its record; otherwise all except hidden files."""
-    if found.record is not None:
-        names = sorted([*found.record["files"], RECORD])
+    if trained.record is not None:
+        names = sorted([*trained.record["files"], RECORD])
     else:
-        paths = sorted(path.relative_to(found.folder) for path in found.folder.rglob("*") if path.is_file())
+        paths = sorted(
+            path.relative_to(trained.folder) for path in trained.folder.rglob("*") if path.is_file()
+        )
         names = [path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts)]
-    return {name: (found.folder / name).stat().st_size for name in names}
+    return {name: (trained.folder / name).stat().st_size for name in names}
 
 
 def _api() -> Any:
@@ -154,8 +156,8 @@ def _explained(repo: str, branch: str) -> Iterator[None]:
         raise
     except Exception as error:
         cause = error.__cause__ if isinstance(error, RuntimeError) else None  # from the upload of a file
-        found = refusal(repo, branch, cause if isinstance(cause, Exception) else error)
-        if isinstance(found, HubNotReached):
+        explanation = refusal(repo, branch, cause if isinstance(cause, Exception) else error)
+        if isinstance(explanation, HubNotReached):
             help = "check the network, HF_ENDPOINT, HF_HUB_OFFLINE and proxies"
-            raise ArtifactError(f"{repo}: {found.reason}", help) from error
-        raise found from error
+            raise ArtifactError(f"{repo}: {explanation.reason}", help) from error
+        raise explanation from error

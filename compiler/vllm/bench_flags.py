@@ -42,17 +42,17 @@ def _price(recipe: Recipe, accelerator: Accelerator) -> Iterator[list[str]]:
 
 def _published(recipe: Recipe, accelerator: Accelerator) -> Iterator[list[str]]:
     """Yield the flags with published figures for the same server, where this recipe measures them too."""
-    found = published.of_recipe(recipe, accelerator.name)
-    if found is None:
+    measurements = published.of_recipe(recipe, accelerator.name)
+    if measurements is None:
         return
-    yield ["--published-source", found.source]
+    yield ["--published-source", measurements.source]
     for length in recipe.benchmark.input_lengths:
-        figures = found.by_input_length.get(str(length))
+        figures = measurements.by_input_length.get(str(length))
         if figures:
             yield ["--published", f"input={length}", *(f"{key}={value}" for key, value in figures.items())]
-    point = found.median_ttft_ms
+    point = measurements.median_ttft_ms
     if point["input_length"] in recipe.benchmark.input_lengths:
         at = [f"input={point['input_length']}", f"rate={point['requests_per_s']}"]
         yield ["--published", *at, f"median_ttft_ms={point['ms']:g}"]
-    tpot = [f"{key}_tpot_ms={found.tpot_ms[key]:g}" for key in ("lowest", "highest")]
+    tpot = [f"{key}_tpot_ms={measurements.tpot_ms[key]:g}" for key in ("lowest", "highest")]
     yield ["--published", *tpot]

@@ -233,11 +233,11 @@ def abbreviated(name: str) -> list[Flag]:
     """Return the flags that argparse would accept an unknown name for: those that start with it."""
     if find(name) is not None:
         return []
-    found = {flag.name: flag for start, flag in flags().items() if start.startswith(name)}
+    matches = {flag.name: flag for start, flag in flags().items() if start.startswith(name)}
     if name.startswith("no-"):
         rest = name.removeprefix("no-")
-        found |= {f.name: f for start, f in flags().items() if f.negated and start.startswith(rest)}
-    return list(found.values())
+        matches |= {f.name: f for start, f in flags().items() if f.negated and start.startswith(rest)}
+    return list(matches.values())
 
 
 def _unknown(name: str, flag: str) -> FlagProblem:
@@ -323,7 +323,7 @@ def _refused(flag: Flag, name: str, value: Any) -> FlagProblem | None:
     else:
         listed = [_word_of(value)]
     mapping = isinstance(value, dict)
-    return next((found for word in listed if (found := _misread(flag, name, word, mapping))), None)
+    return next((problem for word in listed if (problem := _misread(flag, name, word, mapping))), None)
 
 
 def _misread(flag: Flag, name: str, word: str, mapping: bool) -> FlagProblem | None:
@@ -348,9 +348,9 @@ def _misread(flag: Flag, name: str, word: str, mapping: bool) -> FlagProblem | N
             "value", f"`{name}` cannot be `{word}`", f"{first}it can be {listing(flag.choices, 'or')}"
         )
     if flag.type == "object":
-        found = next(_unknown_keys(name, flag.keys, json.loads(_numbers(word))), None)
+        problem = next(_unknown_keys(name, flag.keys, json.loads(_numbers(word))), None)
         # In a mapping, the key has a position in the file; within a text it has none.
-        return found if found is None or mapping else replace(found, keys=(), at_key=False)
+        return problem if problem is None or mapping else replace(problem, keys=(), at_key=False)
     return None
 
 
@@ -392,7 +392,7 @@ def _numbers(word: str) -> str:
     """Replace numbers with units in JSON by plain numbers of the same length; their values do not matter."""
     parts = re.split(r'("(?:[^"\\]|\\.)*")', word)
     plain = [
-        re.sub(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b", lambda found: "1".ljust(len(found[0])), part)
+        re.sub(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b", lambda number: "1".ljust(len(number[0])), part)
         for part in parts[::2]
     ]
     parts[::2] = plain
@@ -415,9 +415,9 @@ def _key_problems(name: str, flag: Flag, path: list[str], value: Any) -> Iterato
     for key in reversed(path):
         nested = {key: nested}
     if flag.type == "object":
-        for found in _unknown_keys(name, flag.keys, nested):
+        for problem in _unknown_keys(name, flag.keys, nested):
             # Keys after a dot are part of the flag's name in the recipe.
-            yield replace(found, keys=found.keys[len(path) :])
+            yield replace(problem, keys=problem.keys[len(path) :])
 
 
 def _unknown_keys(

@@ -138,20 +138,20 @@ class WatchedRun(LiveRun):
     @property
     def warnings(self) -> list[str]:
         """Warnings about the run, the newest last."""
-        found, last = list(self._problems), self.evals[-(RISES + 1) :]
+        messages, last = list(self._problems), self.evals[-(RISES + 1) :]
         if len(last) > RISES and all(a[1] < b[1] for a, b in itertools.pairwise(last)):
             (first, low), (_, high) = last[0], last[-1]
-            found.append(f"eval_loss has risen since step {first:,}, from {low:.4g} to {high:.4g}")
+            messages.append(f"eval_loss has risen since step {first:,}, from {low:.4g} to {high:.4g}")
         if self.outcome == TRAINING and (silence := self.silence) is not None:
             every = positive(self.recorded("train", "log", "every")) or DEFAULT_EVERY
             pace = every * (self.step_seconds or 0.0)
             if silence > max(SILENCE, SILENCE_STEPS * pace):
                 usual = f"; {every} steps take {duration(pace)}" if pace else ""
-                found.append(f"no line for {duration(silence)}{usual}")
+                messages.append(f"no line for {duration(silence)}{usual}")
         if self.outcome == KILLED:
             process = f"its process ({self.state.get('pid')})"
-            found.append(f"{process} ended without an error message; continue it with --resume")
-        return found
+            messages.append(f"{process} ended without an error message; continue it with --resume")
+        return messages
 
     def facts(self) -> dict[str, Any]:
         """Return the content of `--json`: units as in metrics.jsonl, times in seconds, None if unknown."""

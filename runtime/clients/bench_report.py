@@ -280,9 +280,9 @@ def comparison(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = []
     for figure in summary["published"]["figures"]:
         points = [r for r in summary["points"] if r["input_length"] == figure.get("input", r["input_length"])]
-        found = [row for row in points if row["outcome"] == MEASURED]
-        part = f", of {len(found)} of {len(points)} points" if len(found) < len(points) else ""
-        best = max(found, key=lambda row: row["output_tokens_per_s"], default=None)
+        measured = [row for row in points if row["outcome"] == MEASURED]
+        part = f", of {len(measured)} of {len(points)} points" if len(measured) < len(points) else ""
+        best = max(measured, key=lambda row: row["output_tokens_per_s"], default=None)
         length = f"{figure.get('input', 0):,.0f} tokens in"
         if "peak_output_tokens_per_s" in figure:
             own = f"{best['output_tokens_per_s']:,.0f}{part}" if best else "-"
@@ -295,11 +295,11 @@ def comparison(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
             rows.append((name, f"{figure['usd_per_million_output_tokens']:.2f}", own))
         if "median_ttft_ms" in figure:
             rate = figure.get("rate", 0)
-            own = next((ms(row["median_ttft_ms"]) for row in found if float(row["rate"]) == rate), "-")
+            own = next((ms(row["median_ttft_ms"]) for row in measured if float(row["rate"]) == rate), "-")
             name = f"TTFT in ms, {length}, {rate:g} requests/s"
             rows.append((name, ms(figure["median_ttft_ms"]), own))
         if "lowest_tpot_ms" in figure and "highest_tpot_ms" in figure:
-            medians = [row["median_tpot_ms"] for row in found]
+            medians = [row["median_tpot_ms"] for row in measured]
             own = f"{ms(min(medians))} to {ms(max(medians))}{part}" if medians else "-"
             low, high = figure["lowest_tpot_ms"], figure["highest_tpot_ms"]
             rows.append(("TPOT in ms, over the sweep", f"{ms(low)} to {ms(high)}", own))

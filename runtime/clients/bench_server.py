@@ -123,18 +123,18 @@ def look(url: str, devices: Path = DEVICES) -> ServerMachine:
     host = (urlsplit(url).hostname or "").lower()
     if not is_loopback(host):
         return ServerMachine(f"the machine at {host}", f"the machine that answered at {url}", None)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for vendor in devices.glob("*/vendor"):
         try:
             if vendor.read_text().strip() == GOOGLE:
-                found[GENERATIONS.get((vendor.parent / "device").read_text().strip(), "")] += 1
+                counts[GENERATIONS.get((vendor.parent / "device").read_text().strip(), "")] += 1
         except OSError:
             continue
-    found.pop("", None)
+    counts.pop("", None)
     name = socket.gethostname()
-    if not found:
+    if not counts:
         return ServerMachine(f"{name} without a TPU", f"{name}, which shows no TPU and answered at {url}", {})
-    chips = " and ".join(f"{count} {kind} chip{'s' * (count > 1)}" for kind, count in sorted(found.items()))
+    chips = " and ".join(f"{count} {kind} chip{'s' * (count > 1)}" for kind, count in sorted(counts.items()))
     return ServerMachine(
-        f"{name} with {chips}", f"{name}, which shows {chips} and answered at {url}", dict(found)
+        f"{name} with {chips}", f"{name}, which shows {chips} and answered at {url}", dict(counts)
     )

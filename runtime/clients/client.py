@@ -309,9 +309,11 @@ def pick(value: Any, what: str, *path: str | int, kind: type[Any] | tuple[type[A
         ServerError: the answer has no such part.
     """
     for key in path:
-        found = isinstance(value, dict) and key in value
-        found = found or (isinstance(value, list) and isinstance(key, int) and -1 <= key < len(value) != 0)
-        if not found:
+        present = isinstance(value, dict) and key in value
+        present = present or (
+            isinstance(value, list) and isinstance(key, int) and -1 <= key < len(value) != 0
+        )
+        if not present:
             raise _lacking(what, path)
         value = value[key]
     if not isinstance(value, kind):

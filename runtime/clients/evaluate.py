@@ -150,7 +150,7 @@ def _report(
 ) -> int:
     """Write the summary of both sides: those evaluated now, and the other one as recorded."""
     settings = _settings(args)
-    found = {}
+    sides = {}
     for name in (BASE, TUNED):
         side = recorded_side(args.results / name)
         if side is None:
@@ -161,8 +161,8 @@ def _report(
             answers = recorded(args.results / name / "answers.jsonl", settings)
             outcomes = _recorded_tasks(args, name)
         judged = judge(prompts, answers, settings)
-        found[name] = SideResults(side, judged, answers.others, list(answers.failures.values()), outcomes)
-    data = summary(args.name, settings, args.prompts.name if args.prompts else None, args.tasks, found)
+        sides[name] = SideResults(side, judged, answers.others, list(answers.failures.values()), outcomes)
+    data = summary(args.name, settings, args.prompts.name if args.prompts else None, args.tasks, sides)
     page = markdown(data)
     write_whole(args.results / "summary.json", json.dumps(data, indent=2) + "\n")
     write_whole(args.results / "summary.md", page)

@@ -191,13 +191,13 @@ class SideAnswers:
     """The answers of a side.
 
     Attributes:
-        found: answers by prompt and sample, under the current settings.
+        kept: answers by prompt and sample, under the current settings.
         others: number of recorded answers under other settings.
         failures: the error message of each failed request, by prompt and sample.
-        before: how many of `found` an earlier run recorded.
+        before: how many of `kept` an earlier run recorded.
     """
 
-    found: dict[tuple[str, int], Answer] = field(default_factory=dict)
+    kept: dict[tuple[str, int], Answer] = field(default_factory=dict)
     others: int = 0
     failures: dict[tuple[str, int], str] = field(default_factory=dict)
     before: int = 0
@@ -205,7 +205,7 @@ class SideAnswers:
     def of(self, prompt: Prompt, settings: SamplingSettings) -> list[Answer]:
         """Return a prompt's answers, in the order of its samples."""
         keys = ((prompt.digest, sample) for sample in range(settings.samples))
-        return [self.found[key] for key in keys if key in self.found]
+        return [self.kept[key] for key in keys if key in self.kept]
 
 
 def recorded(path: Path, settings: SamplingSettings) -> SideAnswers:
@@ -223,8 +223,8 @@ def recorded(path: Path, settings: SamplingSettings) -> SideAnswers:
         if drawn != settings.drawn():
             answers.others += 1
         elif answer.sample < settings.samples:
-            answers.found[answer.prompt, answer.sample] = answer
-    answers.before = len(answers.found)
+            answers.kept[answer.prompt, answer.sample] = answer
+    answers.before = len(answers.kept)
     return answers
 
 
@@ -255,15 +255,15 @@ def ask(
             (prompt, sample)
             for sample in range(settings.samples)
             for prompt in prompts
-            if (prompt.digest, sample) not in answers.found
+            if (prompt.digest, sample) not in answers.kept
         ]
         with Progress(label, len(wanted)) as progress:
             for prompt, sample, outcome in _all(client, model, wanted, settings, at_once):
                 if isinstance(outcome, Answer):
                     write({**asdict(outcome), "line": prompt.line, **settings.drawn()})
-                    answers.found[prompt.digest, sample] = outcome
+                    answers.kept[prompt.digest, sample] = outcome
                 elif _is_final(outcome):
-                    count = len(answers.found)
+                    count = len(answers.kept)
                     kept = f"{count} of {len(prompts) * settings.samples} answers are in {path}"
                     help = f"{outcome.help}; {kept}" if outcome.help else kept
                     raise ServerError(

@@ -113,16 +113,16 @@ def parse(path: Path, chat: bool = True, expected: bool = True) -> tuple[list[Pr
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        found = _line(number, line, chat, expected)
-        if isinstance(found, Fault):
-            faults.append(found)
+        line_read = _line(number, line, chat, expected)
+        if isinstance(line_read, Fault):
+            faults.append(line_read)
             continue
-        earlier = seen.setdefault(found.digest, number)
+        earlier = seen.setdefault(line_read.digest, number)
         if earlier != number:
             faults.append(
                 Fault("line", number, f"it asks the same as line {earlier}", "remove one of the two")
             )
-        prompts.append(found)
+        prompts.append(line_read)
     if not prompts and not faults:
         faults.append(Fault("file", None, "it holds no prompts", f"a line is for example {EXAMPLE}"))
     return prompts, faults

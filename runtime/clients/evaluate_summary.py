@@ -101,7 +101,7 @@ def summary(
     settings: SamplingSettings,
     file: str | None,
     tasks: Sequence[str],
-    found: Mapping[str, SideResults],
+    results: Mapping[str, SideResults],
 ) -> dict[str, Any]:
     """Return all figures as plain data.
 
@@ -109,26 +109,26 @@ def summary(
         name: of the recipe.
         file: the file of the recipe's own prompts.
         tasks: the names of lm-eval's tasks.
-        found: the results by the side's name.
+        results: the results by the side's name.
     """
     return {
         "name": name,
         "sides": {
             side: {"model": one.side.model, "url": one.side.url, "vllm": one.side.version}
-            for side, one in found.items()
+            for side, one in results.items()
         },
         "settings": asdict(settings),
-        "prompts": _prompts(settings, file, found) if file else None,
-        "tasks": [row for task in tasks for row in _task(task, found)],
-        "problems": _problems(settings, file, tasks, found),
-        "notes": _notes(found),
+        "prompts": _prompts(settings, file, results) if file else None,
+        "tasks": [row for task in tasks for row in _task(task, results)],
+        "problems": _problems(settings, file, tasks, results),
+        "notes": _notes(results),
     }
 
 
-def _prompts(settings: SamplingSettings, file: str, found: Mapping[str, SideResults]) -> dict[str, Any]:
-    rates = {k: _rates(k, found) for k in intervals.ladder(settings.samples)}
+def _prompts(settings: SamplingSettings, file: str, results: Mapping[str, SideResults]) -> dict[str, Any]:
+    rates = {k: _rates(k, results) for k in intervals.ladder(settings.samples)}
     lines: list[dict[str, Any]] = []
-    for side, one in found.items():
+    for side, one in results.items():
         for index, judged in enumerate(one.judged):
             if len(lines) <= index:
                 lines.append({"line": judged.prompt.line, "prompt": judged.prompt.title})
@@ -137,8 +137,8 @@ def _prompts(settings: SamplingSettings, file: str, found: Mapping[str, SideResu
     return {"file": file, "pass_at": rates, "lines": lines}
 
 
-def _rates(k: int, found: Mapping[str, SideResults]) -> dict[str, Any]:
-    rates = {side: [judged.rate(k) for judged in one.judged] for side, one in found.items()}
+def _rates(k: int, results: Mapping[str, SideResults]) -> dict[str, Any]:
+    rates = {side: [judged.rate(k) for judged in one.judged] for side, one in results.items()}
     row: dict[str, Any] = {}
     for side, values in rates.items():
         known = [value for value in values if value is not None]
@@ -154,11 +154,11 @@ def _rates(k: int, found: Mapping[str, SideResults]) -> dict[str, Any]:
     return row
 
 
-def _task(task: str, found: Mapping[str, SideResults]) -> list[dict[str, Any]]:
+def _task(task: str, results: Mapping[str, SideResults]) -> list[dict[str, Any]]:
     """Return a row for each metric of a task; both sides are in it if both were asked in the same way."""
     outcomes = {
         side: outcome
-        for side, one in found.items()
+        for side, one in results.items()
         for outcome in one.outcomes
         if outcome.task == task and outcome.failure is None
     }
@@ -193,9 +193,9 @@ def _estimate(score: Score) -> intervals.MeanEstimate | None:
     """Return Wilson's interval for a share of questions, else the interval from lm-eval's standard error."""
     values = list(score.each.values())
     if values and all(0 <= value <= 1 for value in values):
-        found = intervals.mean_rate(values)
-        if abs(found.value - score.value) < 1e-6:
-            return found
+        rate = intervals.mean_rate(values)
+        if abs(rate.value - score.value) < 1e-6:
+            return rate
     return None if score.error is None else intervals.normal(score.value, score.error)
 
 
@@ -203,10 +203,10 @@ def _difference(base: Score, tuned: Score) -> dict[str, Any] | None:
     if base.each and base.each.keys() == tuned.each.keys():
         keys = sorted(base.each)
         first, second = [base.each[key] for key in keys], [tuned.each[key] for key in keys]
-        found = intervals.paired(first, second)
+        interval = intervals.paired(first, second)
         # The paired difference is valid only for a mean over questions, not for F1 or perplexity.
-        if abs(found.value - (tuned.value - base.value)) < 1e-6:
-            return {**asdict(found), "paired": True}
+        if abs(interval.value - (tuned.value - base.value)) < 1e-6:
+            return {**asdict(interval), "paired": True}
     if base.error is None or tuned.error is None:
         return None
     apart = intervals.normal(tuned.value - base.value, (base.error**2 + tuned.error**2) ** 0.5)
@@ -214,11 +214,11 @@ def _difference(base: Score, tuned: Score) -> dict[str, Any] | None:
 
 
 def _problems(
-    settings: SamplingSettings, file: str | None, tasks: Sequence[str], found: Mapping[str, SideResults]
+    settings: SamplingSettings, file: str | None, tasks: Sequence[str], results: Mapping[str, SideResults]
 ) -> list[str]:
     """Return a sentence for each thing that makes the table incomplete."""
     problems = []
-    for side, one in found.items():
+    for side, one in results.items():
         title = TITLES[side]
         missing = sum(judged.missing for judged in one.judged)
         total = len(one.judged) * settings.samples
@@ -243,11 +243,11 @@ def _problems(
                 for o in outcomes
                 if o.empty
             ]
-    if BASE in found and TUNED in found:
+    if BASE in results and TUNED in results:
         for task in tasks:
             kinds = {
                 (outcome.settings, outcome.version)
-                for one in found.values()
+                for one in results.values()
                 for outcome in one.outcomes
                 if outcome.task == task and outcome.failure is None
             }
@@ -258,18 +258,18 @@ def _problems(
     return problems
 
 
-def _notes(found: Mapping[str, SideResults]) -> list[str]:
+def _notes(results: Mapping[str, SideResults]) -> list[str]:
     notes = [
         f"{TITLES[side]}: not evaluated yet: eval.sh --side {side} --url URL"
         for side in (BASE, TUNED)
-        if side not in found
+        if side not in results
     ]
-    for side, one in found.items():
+    for side, one in results.items():
         cut = sum(judged.cut for judged in one.judged)
         total = sum(judged.answered for judged in one.judged)
         if cut:
             notes.append(f"{TITLES[side]}: {cut} of {total} answers were cut off by max_tokens")
-    if BASE in found and TUNED in found and same_weights(found[BASE].side, found[TUNED].side):
+    if BASE in results and TUNED in results and same_weights(results[BASE].side, results[TUNED].side):
         notes.append(
             "both sides give the same log probabilities: the adapter has no effect, or both are one model"
         )

@@ -97,15 +97,15 @@ def find_program(given: str | None, requirements: str | None) -> str:
         given: its path; None searches for it by name.
         requirements: the requirements file that pins it.
     """
-    found = shutil.which(given or "lm_eval")
-    if found is None:
+    program = shutil.which(given or "lm_eval")
+    if program is None:
         what = f"there is no program {given}" if given else "lm_eval is not installed"
         file = requirements or "requirements-eval.txt"
         raise UserError(
             f"{what}: the recipe's tasks cannot be run",
             f"python3 -m venv .eval && .eval/bin/pip install -r {file}; then --lm-eval .eval/bin/lm_eval",
         )
-    return found
+    return program
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,14 @@ class Finding:
         text: the text of its line.
         notes, warnings: sentences that follow the line.
         figures: for the JSON.
-        made: False if the check was skipped, for the reason in `text`.
+        checked: False if the check was skipped, for the reason in `text`.
     """
 
     text: str = ""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     figures: dict[str, Any] = field(default_factory=dict)
-    made: bool = True
+    checked: bool = True
 
 
 class Findings:
@@ -76,7 +76,7 @@ class Findings:
             if essential or (isinstance(error, ServerError) and error.kind in (REFUSED, SILENT)):
                 raise Stopped from None
             return
-        state = OK if finding.made else NOT_MADE
+        state = OK if finding.checked else NOT_MADE
         told = {"notes": finding.notes, "warnings": finding.warnings, "figures": finding.figures}
         self._add(name, state, started, finding.text, **told)
 

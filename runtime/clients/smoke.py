@@ -154,7 +154,7 @@ def _difference(tuned: ServedModel, arguments: argparse.Namespace) -> Finding:
             return Finding(
                 "not compared: the endpoint serves only the merged weights",
                 notes=("to compare, serve the base at another address and give it: --base-url URL",),
-                made=False,
+                checked=False,
             )
         return smoke_checks.differs(
             tuned, ServedModel(tuned.client, arguments.base), prompts, "adapter", CAUSES

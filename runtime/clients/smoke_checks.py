@@ -51,31 +51,31 @@ TELLING_SECONDS = 0.05
 def served(client: Client, name: str, base: str | None) -> Finding:
     """Check that /v1/models lists `name` and, if it is an adapter, its base."""
     cards = client.cards()
-    found = list(cards)
-    missing = [wanted for wanted in (name, base) if wanted is not None and wanted not in found]
+    names = list(cards)
+    missing = [wanted for wanted in (name, base) if wanted is not None and wanted not in names]
     if missing:
         raise CheckFailed(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not served: the server has "
-            f"{', '.join(found) or 'no model'}",
+            f"{', '.join(names) or 'no model'}",
             "is this recipe's server at this address?",
         )
     warnings: tuple[str, ...] = ()
     if base is not None and cards[name].get("parent", base) is None:
         warnings = (f"{name} is served as a separate model, not as an adapter: is --lora-modules set?",)
-    return Finding(", ".join(found), warnings=warnings)
+    return Finding(", ".join(names), warnings=warnings)
 
 
 def version(client: Client, checked: str | None) -> Finding:
     """Compare vLLM's version with the one that the recipe's flags were checked against."""
-    found = client.version()
-    if found is None:
-        return Finding("the server does not report its version", made=False)
+    running = client.version()
+    if running is None:
+        return Finding("the server does not report its version", checked=False)
     warnings: tuple[str, ...] = ()
-    if checked is not None and found.partition("+")[0] != checked:
+    if checked is not None and running.partition("+")[0] != checked:
         warnings = (
             f"the recipe's flags were checked against {checked}: another version may read them differently",
         )
-    return Finding(f"vLLM {found}", warnings=warnings)
+    return Finding(f"vLLM {running}", warnings=warnings)
 
 
 def key(model: ServedModel, demanded: bool) -> Finding:
@@ -95,13 +95,13 @@ def key(model: ServedModel, demanded: bool) -> Finding:
                 raise
             continue
         if not demanded:
-            return Finding("the server requires no key, although one is set here", made=False)
+            return Finding("the server requires no key, although one is set here", checked=False)
         raise CheckFailed(
             f"{what} is answered", "start the server with VLLM_API_KEY set: anyone may use it now"
         )
-    found = _unguarded(stranger)
-    told = f"asked for no key: {', '.join(found)}; let a proxy or a firewall pass only /v1 and /health"
-    return Finding("401 without it", warnings=(told,) if found else ())
+    unguarded = _unguarded(stranger)
+    told = f"asked for no key: {', '.join(unguarded)}; let a proxy or a firewall pass only /v1 and /health"
+    return Finding("401 without it", warnings=(told,) if unguarded else ())
 
 
 def _unguarded(stranger: Client) -> list[str]:
@@ -109,15 +109,15 @@ def _unguarded(stranger: Client) -> list[str]:
 
     Each is requested by GET. A route that changes something does not accept GET and answers 405.
     """
-    found = []
+    routes = []
     for path in ROUTES:
         try:
             stranger.text(path)
         except ServerError as error:
             if error.status in (None, 401, 403, 404) or error.status >= 500:
                 continue
-        found.append(path)
-    return found
+        routes.append(path)
+    return routes
 
 
 def unknown(model: ServedModel) -> Finding:
@@ -347,17 +347,17 @@ def differs(
     Raises:
         CheckFailed: no answer differs, or one does not that must.
     """
-    found = [compare(tuned, base, prompt, must) for prompt, must in prompts]
-    other = [one for one in found if one.at is not None]
-    largest = max(one.distance for one in found)
-    count = f"{len(found)} prompts" if len(found) > 1 else "1 prompt"
+    comparisons = [compare(tuned, base, prompt, must) for prompt, must in prompts]
+    other = [one for one in comparisons if one.at is not None]
+    largest = max(one.distance for one in comparisons)
+    count = f"{len(comparisons)} prompts" if len(comparisons) > 1 else "1 prompt"
     if not other and largest <= SAME:
         raise CheckFailed(
             f"the {what} is a no-op: {tuned.name} answers as {base.name} does, with the same log "
             f"probabilities (within {SAME:g}, {count})",
             causes,
         )
-    equal = [one for one in found if one.must and one.at is None]
+    equal = [one for one in comparisons if one.must and one.at is None]
     if equal:
         more = f" and {len(equal) - 1} more" if len(equal) > 1 else ""
         raise CheckFailed(
@@ -384,7 +384,7 @@ def differs(
         tuple(notes),
         figures={
             "base": base.name,
-            "prompts": [one.record() for one in found],
+            "prompts": [one.record() for one in comparisons],
             "different_answers": len(other),
             "logprob_distance": largest,
         },

@@ -243,8 +243,8 @@ class ProcessGroup:
 
     def _all(self, folder: str) -> dict[str, Any]:
         """Return the values of the keys FOLDER/NAME, by their names."""
-        found = self._client.key_value_dir_get(f"{folder}/")
-        return {key.rpartition("/")[2]: json.loads(value) for key, value in found}
+        entries = self._client.key_value_dir_get(f"{folder}/")
+        return {key.rpartition("/")[2]: json.loads(value) for key, value in entries}
 
     def _watch_heartbeats(self) -> None:
         everyone = list(range(self.count))

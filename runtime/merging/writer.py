@@ -121,7 +121,7 @@ def _jobs(piece: Piece, base: HFCheckpoint) -> Iterator[Callable[[], Chunk]]:
 
     make = _kept(target) if piece.change is None else changer(piece.change, target)
 
-    def made(rows: slice) -> np.ndarray:
+    def rows_written(rows: slice) -> np.ndarray:
         block = make(base_rows, rows)
         if not is_finite(block):
             if isinstance(piece.change, Delta | None) and not is_finite(base_rows(rows)):
@@ -135,7 +135,7 @@ def _jobs(piece: Piece, base: HFCheckpoint) -> Iterator[Callable[[], Chunk]]:
         return block
 
     for rows in row_blocks(tensor.shape):
-        yield partial(made, rows)
+        yield partial(rows_written, rows)
 
 
 def _kept(target: np.dtype) -> Callable[[Callable[[slice], np.ndarray], slice], np.ndarray]:

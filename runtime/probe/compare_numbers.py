@@ -80,18 +80,18 @@ class Compared:
 
     Attributes:
         where: "the recipe's mesh", "fsdp 2, tp 2", "another order of the devices".
-        found: differences by the keys of TOLERANCES.
+        differences: differences by the keys of TOLERANCES.
     """
 
     where: str
     dtype: str
-    found: Mapping[str, float]
+    differences: Mapping[str, float]
 
     @property
     def beyond(self) -> dict[str, float]:
         """Return the numbers outside their tolerance."""
         allowed = TOLERANCES[self.dtype]
-        return {name: value for name, value in self.found.items() if not value <= allowed[name]}
+        return {name: value for name, value in self.differences.items() if not value <= allowed[name]}
 
     @property
     def problem(self) -> str | None:

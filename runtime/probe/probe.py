@@ -231,12 +231,12 @@ def _numbers(report: Report, probed: Probed, mesh: Mesh, work: Path) -> tuple[An
                     continue
                 result = outcome(base, settings, probed.optimizer, other, dtype, other is mesh)
                 compared = compare(where, dtype, result, reference)
-                entries.append({"where": where, "dtype": dtype, **compared.found})
+                entries.append({"where": where, "dtype": dtype, **compared.differences})
                 report.problems += [compared.problem] if compared.problem else []
                 allowed = TOLERANCES[dtype]
                 report.rows += [
                     (f"{name}, {dtype}, {where}", f"{allowed[name]:.0e}", f"{value:.1e}")
-                    for name, value in compared.found.items()
+                    for name, value in compared.differences.items()
                 ]
             kept = result if kept is None else kept
     return None if kept is None else (base, kept)

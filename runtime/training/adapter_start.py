@@ -58,7 +58,7 @@ def first_values(session: Session, settings: RunSettings) -> tuple[HFCheckpoint,
             return computed(base, lora, settings.train.seed)
         return values_of(lora, quantization_errors(base, settings), settings.train.seed)
 
-    if session.found.step is None:
+    if session.resumed.step is None:
         session.hosts.agree("initial", lambda: write_initial(session.directory, start()))
     values = read_initial(session.directory)
     return residual(base, lora, values), values
@@ -109,7 +109,7 @@ def start_from(session: Session, built: Built, settings: RunSettings) -> None:
     lora = settings.lora
     assert lora is not None and lora.start_from is not None
     address = located(lora.start_from, session.arguments.data_dir)
-    known, resumed = _recorded(session.directory), session.found.step is not None
+    known, resumed = _recorded(session.directory), session.resumed.step is not None
     if resumed and not keeps_copy(settings.train, lora):
         # If the adapter is not needed, its address is not contacted.
         if known and isinstance(address, Path) and (address / ADAPTER_CONFIG).is_file():

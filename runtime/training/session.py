@@ -84,7 +84,7 @@ class Session:
         directory: of the checkpoints: an absolute local path, or a gs:// address.
         mesh: of the devices.
         base: the checkpoint that is trained.
-        found: the checkpoint that --resume continues from; None without it.
+        resumed: the checkpoint that --resume continues from; None without it.
         prepared: the data.
         prompts: the prompts that are answered at each evaluation, None for none.
         continue_from: the step after which the recipe's schedule begins.
@@ -100,7 +100,7 @@ class Session:
     directory: str
     mesh: Mesh
     base: HFCheckpoint
-    found: ResumePoint
+    resumed: ResumePoint
     prepared: PreparedData
     interrupts: Interrupts
     hosts: SingleProcess | ProcessGroup = SINGLE
@@ -281,7 +281,7 @@ def begin(
     check_model(read_record(artifact), base)
     if base.dequantized:
         print(f"note: {sentence(base)}", file=sys.stderr)
-    found = resuming.ResumePoint(
+    point = resuming.ResumePoint(
         **hosts.agree(
             "found", lambda: asdict(resuming.find(directory) if arguments.resume else resuming.ResumePoint())
         )
@@ -294,12 +294,12 @@ def begin(
         )
         begun_with = record or record_digest(artifact) or ""
         local = LocalCheckpoints(settings.checkpoint.local, directory, mesh, begun_with, record is None)
-        found = local.newer(found)
+        point = local.newer(point)
     began = None
     if settings.lora is not None and settings.lora.quantize == "nf4":
         began = hosts.agree(
             "began",
-            lambda: placement(read_record(artifact) if found.step is None else first_record(directory)),
+            lambda: placement(read_record(artifact) if point.step is None else first_record(directory)),
         )
     tokenizer = load_tokenizer(base_folder, settings.model, settings.data, arguments.data_dir)
     prompts = None
@@ -312,31 +312,31 @@ def begin(
         tokenizer,
         arguments.data_dir,
         base.architecture.vocab_size,
-        Tokenizing(None if caches is None or "://" in caches else Path(caches), after=found.data),
+        Tokenizing(None if caches is None or "://" in caches else Path(caches), after=point.data),
     )
     print(replace(prepared.report, chooses=choosing(settings)).text(), file=sys.stderr)
     if prompts is not None:
         prompts = prompts.ending_at(prepared.ends)
-    if found.imported is not None:
+    if point.imported is not None:
         print(
-            f"note: step 0 holds the adapter of {found.imported['adapter']}: training begins with it, with a "
+            f"note: step 0 holds the adapter of {point.imported['adapter']}: training begins with it, with a "
             "new optimizer, at the first step of the schedule and at the beginning of the data",
             file=sys.stderr,
         )
-    elif found.step is not None:
-        resuming.check_data(directory, found, prepared.state(found.step))
+    elif point.step is not None:
+        resuming.check_data(directory, point, prepared.state(point.step))
     if hosts.first:
         per_epoch, first = prepared.steps_per_epoch, settings.train.continue_from
-        note = check_length(directory, found.step, prepared.total_steps, per_epoch, first, longer)
+        note = check_length(directory, point.step, prepared.total_steps, per_epoch, first, longer)
         if note is not None:
             print(f"note: {note}", file=sys.stderr)
     data = f"{prepared.fingerprint} {prepared.samples.digest}"  # of a stream, what was read of it until now
     hosts.same_inputs(artifact / LOCK, data, arguments.steps)
     if hosts.first:
-        resuming.set_aside(directory, found)
+        resuming.set_aside(directory, point)
     hosts.barrier("begin")
     return Session(
-        *(artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts, local, prompts),
+        *(artifact, arguments, directory, mesh, base, point, prepared, interrupts, hosts, local, prompts),
         settings.train.continue_from or 0,
         longer,
         None if began is None else Placement.of(began),

@@ -139,9 +139,9 @@ def _run(
             Checkpointing(
                 session.directory,
                 settings.checkpoint,
-                session.found.step,
+                session.resumed.step,
                 session.local,
-                session.found.evaluations,
+                session.resumed.evaluations,
             ),
             recorder,
         )

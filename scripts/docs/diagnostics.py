@@ -150,12 +150,12 @@ def _path(group: str) -> str:
 @functools.cache
 def examples() -> dict[str, str]:
     """Return what `recipe` prints, by code: the shortest of the tests' findings that names a place."""
-    found: dict[str, str] = {}
+    shortest: dict[str, str] = {}
     for file in sorted(file for pattern in PRINTED for file in TESTS.glob(pattern)):
         for code, text in findings(file.read_text(encoding="utf-8")):
-            if code not in found or _rank(text) < _rank(found[code]):
-                found[code] = text
-    return found
+            if code not in shortest or _rank(text) < _rank(shortest[code]):
+                shortest[code] = text
+    return shortest
 
 
 def findings(printed: str) -> Iterator[tuple[str, str]]:

@@ -33,15 +33,15 @@ def _with_pages(item: dict[str, str]) -> dict[str, Any]:
     if title not in GENERATED:
         return item
     maker, first = GENERATED[title]
-    return {title: [{first: page}, *({made.title: made.path} for made in maker.pages())]}
+    return {title: [{first: page}, *({page_made.title: page_made.path} for page_made in maker.pages())]}
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages, and the change log."""
     changes = CHANGES.read_text(encoding="utf-8").replace("](docs/", "](")
     files.append(File.generated(config, "changelog.md", content=changes))
-    for made in diagnostics.pages():
-        files.append(File.generated(config, made.path, content=made.text))
+    for page in diagnostics.pages():
+        files.append(File.generated(config, page.path, content=page.text))
     return files
 
 

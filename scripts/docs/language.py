@@ -123,11 +123,11 @@ def _facts(field: Schema, sections: Schema, path: str) -> str:
 def _parted(field: Schema) -> tuple[str, bool, str]:
     """Split a description into its meaning, whether the key is required, and the default (words or value)."""
     text: str = field.get("description", "")
-    found = TOTALS.search(text)
-    if found is None:
+    match = TOTALS.search(text)
+    if match is None:
         return text, False, ""
-    default = found["default"] or ""
-    return text[: found.start()], bool(found["required"]), default if _in_words(default) else f"`{default}`"
+    default = match["default"] or ""
+    return text[: match.start()], bool(match["required"]), default if _in_words(default) else f"`{default}`"
 
 
 def _in_words(default: str) -> bool:
@@ -214,10 +214,10 @@ def _mapping(section: Schema) -> Schema:
 
 def _within(path: str, example: Any) -> Any:
     """Nest an example at its place in a recipe."""
-    made = example
+    nested = example
     for part in reversed(path.split(".")):
-        made = {part[:-2]: [made]} if part.endswith("[]") else {part: made}
-    return made
+        nested = {part[:-2]: [nested]} if part.endswith("[]") else {part: nested}
+    return nested
 
 
 def _value(value: Any) -> str:

@@ -166,12 +166,12 @@ class Source(Section):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        made = handler(schema)
-        mapping = handler.resolve_ref_schema(made)
+        json_schema = handler(schema)
+        mapping = handler.resolve_ref_schema(json_schema)
         whole = {**mapping, "title": "Source"}
         mapping.clear()
         mapping.update({"anyOf": [{"type": "string", "minLength": 1}, whole]})
-        return made
+        return json_schema
 
     @model_validator(mode="before")
     @classmethod

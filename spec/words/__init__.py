@@ -17,8 +17,8 @@ def slip(word: str, known: Iterable[str], near: float = NEAR) -> str | None:
     """Return the known word that a misspelled word stands for, or None. Digits must be the same."""
     digits = re.sub(r"\D", "", word)
     same = [one for one in known if re.sub(r"\D", "", one) == digits]
-    found = get_close_matches(word, same, 1, near)
-    return found[0] if found else None
+    matches = get_close_matches(word, same, 1, near)
+    return matches[0] if matches else None
 
 
 def key(name: str, place: str = "") -> str | None:

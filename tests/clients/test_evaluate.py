@@ -322,7 +322,7 @@ def test_lone_surrogate_in_an_answer_is_kept(tmp_path: Path) -> None:
             {"prompt": "p", "sample": 0, "text": "\ud83d", "cut": False, "tokens": 1}
             | SamplingSettings().drawn()
         )
-    assert recorded(path, SamplingSettings()).found["p", 0].text == "\ud83d"
+    assert recorded(path, SamplingSettings()).kept["p", 0].text == "\ud83d"
 
 
 LINES: list[tuple[str, str]] = [

@@ -26,13 +26,13 @@ def test_card_shows_the_recorded_plan_and_numerics() -> None:
     found = card.card(program())
     planned = json.loads(recipes.RECORD.read_text())["recipes"][RECIPE.stem]
     used = sum(size for part, size in planned["memory"].items() if part != "available") / 2**30
-    assert found["compiled"].found.startswith(f"{used:.1f} of 31.25 GiB on each device, ")
+    assert found["compiled"].figures.startswith(f"{used:.1f} of 31.25 GiB on each device, ")
     assert found["compiled"].date == planned["date"]
     assert found["compiled"].versions == {name: planned["versions"][name] for name in ("libtpu", "jax")}
     proofs = json.loads(recipes.PROOFS.read_text())["proofs"]
     of_family = [one for case, one in proofs.items() if case == "qwen3" or case.startswith("qwen3-")]
     worst = max(float(one["logits"]) for one in of_family if "logits" in one)
-    assert f"logits within {worst:.0e}" in found["numerics"].found
+    assert f"logits within {worst:.0e}" in found["numerics"].figures
     assert found["probed"] == found["served"] == card.Found()
 
 

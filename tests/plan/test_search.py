@@ -359,7 +359,7 @@ def test_interrupted_search_returns_partial_results_and_resumes() -> None:
     machine.stop_after = 19
     with pytest.raises(SearchInterrupted) as interrupted:
         machine.search(most=16)
-    partial = interrupted.value.found
+    partial = interrupted.value.search
     assert sum(point.status == "compiled" for point in partial.points) == 9
     assert partial.baseline is not None and partial.front
     assert partial.notes and partial.notes[0].endswith("the search was interrupted before that.")

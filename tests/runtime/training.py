@@ -127,7 +127,7 @@ def start_from(mesh: Any, built: Any, base: Path, folder: Path, **found: Any) ->
     session: Any = SimpleNamespace(
         arguments=SimpleNamespace(data_dir=base.parent),
         directory=str(folder),
-        found=ResumePoint(**found),
+        resumed=ResumePoint(**found),
         hosts=SINGLE,
         base=HFCheckpoint.open(base),
         mesh=mesh,
@@ -147,7 +147,7 @@ def first_values(base: Any, settings: Any, lora: Any, kept: Path, seed: int, axe
 
     step = 1 if (kept / INITIAL).exists() else None
     session: Any = SimpleNamespace(
-        base=base, directory=str(kept), hosts=SINGLE, found=SimpleNamespace(step=step)
+        base=base, directory=str(kept), hosts=SINGLE, resumed=SimpleNamespace(step=step)
     )
     run: Any = SimpleNamespace(
         model=settings, lora=lora, rules=(), mesh=SimpleNamespace(axes=axes), train=SimpleNamespace(seed=seed)

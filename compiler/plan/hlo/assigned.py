@@ -53,9 +53,9 @@ def sizes(folder: Path) -> tuple[int, ...] | None:
 
     The files are complete when two calls, some time apart, return the same.
     """
-    found = [next(folder.glob(name), None) for name in (MODULE, ASSIGNED, NEXT)]
-    written = tuple(path.stat().st_size for path in found if path is not None)
-    return written if len(written) == len(found) and all(written) else None
+    files = [next(folder.glob(name), None) for name in (MODULE, ASSIGNED, NEXT)]
+    written = tuple(path.stat().st_size for path in files if path is not None)
+    return written if len(written) == len(files) and all(written) else None
 
 
 def scheduled(folder: Path) -> tuple[str, Assigned]:
@@ -102,16 +102,16 @@ def untupled(module: Module, folder: Path) -> Module:
             instruction, opcode="parameter", operands=(), literal=number, op_name=names.get(number, "")
         )
 
-    found = {**module.computations, module.entry: tuple(map(of, entry))}
-    return replace(module, computations=found)
+    renamed = {**module.computations, module.entry: tuple(map(of, entry))}
+    return replace(module, computations=renamed)
 
 
 def _dump(folder: Path, pattern: str) -> str:
     """Read the file that XLA dumped under a name of this pattern."""
-    found = next(folder.glob(pattern), None)
-    if found is None:
+    file = next(folder.glob(pattern), None)
+    if file is None:
         raise FileNotFoundError(f"libtpu wrote no {pattern}: install the libtpu that recipec pins")
-    return found.read_text(encoding="utf-8")
+    return file.read_text(encoding="utf-8")
 
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -148,11 +148,11 @@ def parse_refusal(message: str, dump: Path | None = None) -> OutOfMemory | None:
         dump: the folder of `dump_options`. The largest arrays are read from it if the message does not list
             them.
     """
-    found = next((match for form in FORMS if (match := form.search(message))), None)
-    if found is None:
+    refusal = next((match for form in FORMS if (match := form.search(message))), None)
+    if refusal is None:
         return None
     listed = _largest(message) or (_dumped(dump) if dump else ())
-    return OutOfMemory(_bytes(found[1], found[2]), _bytes(found[3], found[4]), listed)
+    return OutOfMemory(_bytes(refusal[1], refusal[2]), _bytes(refusal[3], refusal[4]), listed)
 
 
 def parse_vmem(message: str) -> tuple[str, str, str] | None:
@@ -160,8 +160,8 @@ def parse_vmem(message: str) -> tuple[str, str, str] | None:
 
     The sizes are as libtpu writes them. Return None for a message about anything else.
     """
-    found = VMEM.search(message)
-    return None if found is None else (found[1], found[2], found[3])
+    match = VMEM.search(message)
+    return None if match is None else (match[1], match[2], match[3])
 
 
 def _dumped(folder: Path) -> tuple[Temporary, ...]:
@@ -187,7 +187,7 @@ def _largest(message: str) -> tuple[Temporary, ...]:
         shape = SHAPE.search(about)
         key = _name(about), shape[1] if shape else ""
         sizes.setdefault(key, []).append(_bytes(entry[1], entry[2]))
-    arrays = [Temporary(name, shape, len(found), sum(found)) for (name, shape), found in sizes.items()]
+    arrays = [Temporary(name, shape, len(lengths), sum(lengths)) for (name, shape), lengths in sizes.items()]
     return tuple(sorted(arrays, key=lambda array: -array.bytes))
 
 

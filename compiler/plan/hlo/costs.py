@@ -52,15 +52,15 @@ def collectives(
         axes: sizes of the mesh's axes, in order. Devices are numbered along them, the last axis fastest.
         slices: number of slices, which are joined over DCN along the axis `across`.
     """
-    found: dict[tuple[str, tuple[str, ...], bool], Collective] = {}
+    totals: dict[tuple[str, tuple[str, ...], bool], Collective] = {}
     for instruction, computation, times in executed(module):
         if module.part(instruction) in ("step", "done"):
             continue
         for exchange in exchanges(module, instruction, computation, axes, slices, across):
             key = (exchange.kind, exchange.axes, exchange.over_dcn)
-            one = found.get(key, Collective(*key, count=0, bytes=0.0))
-            found[key] = replace(one, count=one.count + times, bytes=one.bytes + times * exchange.bytes)
-    return tuple(sorted(found.values(), key=lambda one: (-one.bytes, one.kind, one.axes)))
+            one = totals.get(key, Collective(*key, count=0, bytes=0.0))
+            totals[key] = replace(one, count=one.count + times, bytes=one.bytes + times * exchange.bytes)
+    return tuple(sorted(totals.values(), key=lambda one: (-one.bytes, one.kind, one.axes)))
 
 
 def exchanges(
@@ -183,13 +183,13 @@ def _axes_of(groups: Groups, axes: Mapping[str, int]) -> tuple[str, ...]:
 
 def _axes_between(pairs: Groups, axes: Mapping[str, int]) -> tuple[str, ...]:
     """Return the axes along which a source and its target have different coordinates."""
-    found = set()
+    axes_crossed = set()
     stride = math.prod(axes.values())
     for name, size in axes.items():
         stride //= size
         if any(source // stride % size != target // stride % size for source, target in pairs):
-            found.add(name)
-    return tuple(name for name in axes if name in found)
+            axes_crossed.add(name)
+    return tuple(name for name in axes if name in axes_crossed)
 
 
 def _mesh_groups(mesh: str, device_ids: str, used: str) -> Groups:

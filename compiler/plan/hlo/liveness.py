@@ -221,11 +221,11 @@ def largest(module: Module, most: int = 12) -> tuple[float, tuple[Temporary, ...
     """
     peak = _Analysis(module).peak(module.entry)
     names = Names(module)
-    found: dict[tuple[str, str], list[int]] = {}
+    buffers: dict[tuple[str, str], list[int]] = {}
     for buffer in peak.alive:
         shape = f"{buffer.array.dtype}[{','.join(map(str, buffer.array.dimensions))}]"
-        found.setdefault((names.of(buffer.source), shape), []).append(buffer.bytes)
-    arrays = [Temporary(name, shape, len(sizes), sum(sizes)) for (name, shape), sizes in found.items()]
+        buffers.setdefault((names.of(buffer.source), shape), []).append(buffer.bytes)
+    arrays = [Temporary(name, shape, len(sizes), sum(sizes)) for (name, shape), sizes in buffers.items()]
     arrays.sort(key=lambda array: (-array.bytes, array.name, array.shape))
     return float(peak.bytes), tuple(arrays[:most])
 
@@ -307,13 +307,13 @@ class _Buffers:
         if opcode.endswith("-done") and instruction.operands[0] in self._outputs:
             return self._outputs[instruction.operands[0]][:count]
         given = dict(self._given(instruction, operands))
-        made = [
+        buffers = [
             given[number] if number in given else self._new(array, instruction, position)
             for number, array in enumerate(instruction.arrays)
         ]
         if opcode.endswith("-start"):
-            self._outputs[instruction.name] = [b for i, b in enumerate(made) if i not in given]
-        return made
+            self._outputs[instruction.name] = [b for i, b in enumerate(buffers) if i not in given]
+        return buffers
 
     def _given(self, instruction: Instruction, operands: list[_Buffer]) -> Iterator[tuple[int, _Buffer]]:
         """Yield (number, buffer) for the arrays of a result that have an operand's memory."""

@@ -221,12 +221,12 @@ def _instruction(line: str) -> Instruction:
 def _with_elements(body: Sequence[Instruction]) -> Iterator[Instruction]:
     """Yield instructions, and each element of a tuple that is only referred to: newer texts write `%x#1`."""
     named = {instruction.name: instruction for instruction in body}
-    made: set[str] = set()
+    yielded: set[str] = set()
     for instruction in body:
         for operand in instruction.operands:
             name, _, index = operand.partition("#")
-            if index and operand not in made:
-                made.add(operand)
+            if index and operand not in yielded:
+                yielded.add(operand)
                 yield _element(named[name], int(index), operand)
         yield instruction
 

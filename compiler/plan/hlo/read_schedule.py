@@ -113,8 +113,8 @@ class _ScheduleReader:
     def read(self) -> tuple[Schedule, Prices]:
         steps = self._steps(self.module.entry)
         operations, names = zip(*self.operations, strict=True) if self.operations else ((), ())
-        found = Schedule(steps, tuple(self.transfers), operations, names, uncounted_loops=self.uncounted)
-        return found, prices(self.cycles.items())
+        schedule = Schedule(steps, tuple(self.transfers), operations, names, uncounted_loops=self.uncounted)
+        return schedule, prices(self.cycles.items())
 
     def _steps(self, computation: str) -> tuple[Step, ...]:
         out: list[Step] = []
@@ -198,23 +198,23 @@ class _ScheduleReader:
         if instruction.opcode == "async-start":
             places = [(i, name) for name in instruction.calls for i in self.module.computations[name]]
         for inner, name in places:
-            for found in exchanges(self.module, inner, name, self.axes, self.slices):
-                return self._collective(found, instruction)
+            for exchange in exchanges(self.module, inner, name, self.axes, self.slices):
+                return self._collective(exchange, instruction)
         return None
 
-    def _collective(self, found: Exchange, instruction: Instruction) -> Transfer:
+    def _collective(self, exchange: Exchange, instruction: Instruction) -> Transfer:
         name = self._name(instruction)
-        if found.over_dcn:
-            seconds = between_slices(self.torus, found.bytes)
+        if exchange.over_dcn:
+            seconds = between_slices(self.torus, exchange.bytes)
             along: tuple[str, ...] = ("dcn",)
-        elif found.kind == "collective-permute":
-            seconds, dimensions = self.torus.permutation(found.bytes, found.groups)
+        elif exchange.kind == "collective-permute":
+            seconds, dimensions = self.torus.permutation(exchange.bytes, exchange.groups)
             along = tuple(map(str, dimensions))
         else:
-            each = [self.torus.seconds(found.kind, found.bytes, group) for group in found.groups]
+            each = [self.torus.seconds(exchange.kind, exchange.bytes, group) for group in exchange.groups]
             seconds, dimensions = max(each, default=(0.0, ()))
             along = tuple(map(str, dimensions))
-        return Transfer(found.kind, name, found.axes, found.over_dcn, found.bytes, seconds, along)
+        return Transfer(exchange.kind, name, exchange.axes, exchange.over_dcn, exchange.bytes, seconds, along)
 
     def _name(self, instruction: Instruction) -> str:
         """Return the weight that a transfer belongs to, else the part of a layer, else the operation."""
@@ -265,8 +265,8 @@ class _ScheduleReader:
         return min(seconds, MOST_OF_BYTES * operation.seconds)
 
     def _arrays(self, computation: str, name: str) -> tuple[Array, ...]:
-        found = self.module.by_name[computation].get(name)
-        return found.arrays if found else ()
+        arrays = self.module.by_name[computation].get(name)
+        return arrays.arrays if arrays else ()
 
 
 NOTES = re.compile(r",? ?(?:metadata|backend_config)=.*", re.DOTALL)

@@ -71,7 +71,7 @@ def job(program: Program, layers: Sequence[int], **changes: Any) -> ServeJob:
     flags = by_flag(serve.extra_args)
     prefill = min(serve.max_num_batched_tokens, PREFILL_TOKENS)
     vllm = hardware.generations()[accelerator.generation]["vllm"]
-    made = ServeJob(
+    job_of_recipe = ServeJob(
         config=config_of(program),
         model_layers=program.architecture.num_layers,
         layers=tuple(layers),
@@ -91,7 +91,7 @@ def job(program: Program, layers: Sequence[int], **changes: Any) -> ServeJob:
         page_tokens=flags.get("block-size"),
         environment=tuple(sorted(blocks.environment(serve).items())),
     )
-    return replace(made, **changes)
+    return replace(job_of_recipe, **changes)
 
 
 def _refuse(program: Program) -> None:
@@ -198,9 +198,9 @@ def compile_program(
     """
     notes: list[str] = []
     for layers in depths(program, exact):
-        made = job(program, layers, **changes)
+        job_of_program = job(program, layers, **changes)
         try:
-            return made, (run or answer)(made, say), notes
+            return job_of_program, (run or answer)(job_of_program, say), notes
         except WorkerKilled:
             notes.append(
                 f"compiling {' and '.join(map(str, layers))} layers was killed by the system, most likely "
@@ -210,7 +210,7 @@ def compile_program(
     raise ArtifactError(notes[-1], "close other programs, or plan on a machine with more memory")
 
 
-def answer(made: ServeJob, say: Say) -> ServeAnswer:
+def answer(job: ServeJob, say: Say) -> ServeAnswer:
     """Return a job's answer from the cache or from a worker.
 
     Raises:
@@ -218,18 +218,18 @@ def answer(made: ServeJob, say: Say) -> ServeAnswer:
         WorkerKilled: the system killed the worker.
     """
     sources = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES))
-    name = store.key("serve", pins.sets()["serve"], sources.hexdigest(), JOB.dump_python(made, mode="json"))
+    name = store.key("serve", pins.sets()["serve"], sources.hexdigest(), JOB.dump_python(job, mode="json"))
     with suppress(ValueError):
         if kept := store.get(name):
             return ANSWER.validate_json(kept)
     python = environment.make(say)
     with tempfile.TemporaryDirectory(prefix="recipe-serve-") as folder:
-        done = parse(run_worker(python, made, Path(folder), say), Path(folder), made)
+        done = parse(run_worker(python, job, Path(folder), say), Path(folder), job)
     store.put(name, ANSWER.dump_json(done).decode())
     return done
 
 
-def run_worker(python: Path, made: ServeJob, folder: Path, say: Say, timeout: float = TIMEOUT) -> str:
+def run_worker(python: Path, job: ServeJob, folder: Path, say: Say, timeout: float = TIMEOUT) -> str:
     """Run a worker, and return what it prints. The worker is always killed before this call ends.
 
     Raises:
@@ -237,16 +237,16 @@ def run_worker(python: Path, made: ServeJob, folder: Path, say: Say, timeout: fl
         WorkerKilled: the system killed the worker.
     """
     say(
-        f"compiling tpu-inference's step for {made.topology}: {' and '.join(map(str, made.layers))} of "
-        f"{made.model_layers} layers, {', '.join(f'{b.kind} of {b.tokens} tokens' for b in made.buckets)}"
+        f"compiling tpu-inference's step for {job.topology}: {' and '.join(map(str, job.layers))} of "
+        f"{job.model_layers} layers, {', '.join(f'{b.kind} of {b.tokens} tokens' for b in job.buckets)}"
     )
     started = time.monotonic()
     with (folder / "stderr").open("w+", encoding="utf-8", errors="replace") as errors:
         command = [str(python), "-P", str(WORKER), str(folder)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
-        with environment.process_group(command, env=worker_environment(made), **pipes) as process:
+        with environment.process_group(command, env=worker_environment(job), **pipes) as process:
             try:
-                output, _ = process.communicate(JOB.dump_json(made).decode(), timeout=timeout)
+                output, _ = process.communicate(JOB.dump_json(job).decode(), timeout=timeout)
             except subprocess.TimeoutExpired:
                 raise ArtifactError(
                     f"compiling the serving step took longer than {timeout / 60:.0f} minutes",
@@ -263,13 +263,13 @@ def run_worker(python: Path, made: ServeJob, folder: Path, say: Say, timeout: fl
     return output
 
 
-def worker_environment(made: ServeJob) -> dict[str, str]:
+def worker_environment(job: ServeJob) -> dict[str, str]:
     """Return the environment variables of a worker."""
     dropped = ("VLLM_", "PYTHON", "XLA_", "LIBTPU_", "JAX_", "TPU_", "VIRTUAL_ENV")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return {
         **inherited,
-        **dict(made.environment),
+        **dict(job.environment),
         "JAX_PLATFORMS": "cpu",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "HF_HUB_OFFLINE": "1",
@@ -277,14 +277,14 @@ def worker_environment(made: ServeJob) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "ERROR",
         # Without these, tpu-inference asks Google Cloud's metadata server, which does not exist here.
         "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": f"{made.generation}-{made.tensor_parallel}",
+        "TPU_ACCELERATOR_TYPE": f"{job.generation}-{job.tensor_parallel}",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_WORKER_ID": "0",
         "TPU_NAME": "none",
     }
 
 
-def parse(output: str, folder: Path, made: ServeJob) -> ServeAnswer:
+def parse(output: str, folder: Path, job: ServeJob) -> ServeAnswer:
     """Parse a worker's answer, and add the figures from the texts of its programs.
 
     Raises:
@@ -295,7 +295,7 @@ def parse(output: str, folder: Path, made: ServeJob) -> ServeAnswer:
         for program in (plain["head"], *(p for depth in plain["depths"] for p in depth["programs"])):
             if name := program.pop("text", None):
                 text = (folder / name).read_text(encoding="utf-8")
-                program |= read(text, made.topology, made.tensor_parallel)
+                program |= read(text, job.topology, job.tensor_parallel)
         return ANSWER.validate_python(plain)
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise ArtifactError(

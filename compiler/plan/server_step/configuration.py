@@ -205,7 +205,7 @@ def serving(
     """
     if prefill is not None:
         changes["buckets"] = (Bucket("decode", padded(program.recipe.server.max_num_seqs)),)
-    made, done, notes = compile_program(program, exact, say, run, **changes)
+    job, done, notes = compile_program(program, exact, say, run, **changes)
     serve, accelerator = program.recipe.server, program.serve_accelerator
     assert accelerator is not None
     replicas = data_parallel or serve.data_parallel_size
@@ -220,11 +220,11 @@ def serving(
         recipe=program.name,
         model=program.recipe.model.id,
         accelerator=accelerator.name,
-        topology=made.topology,
-        tensor_parallel=made.tensor_parallel,
+        topology=job.topology,
+        tensor_parallel=job.tensor_parallel,
         data_parallel=replicas,
-        kv_cache_dtype=made.kv_cache_dtype,
-        decode_blocks=dict(made.environment).get(BLOCKS),
+        kv_cache_dtype=job.kv_cache_dtype,
+        decode_blocks=dict(job.environment).get(BLOCKS),
         layers=layers,
         compiled_layers=tuple(depth.layers for depth in done.depths),
         weights=weights,
@@ -233,29 +233,29 @@ def serving(
         page_tokens=done.page_tokens,
         programs=(*programs, done.head),
         used=used,
-        available=made.hbm_bytes,
+        available=job.hbm_bytes,
         refusal=refusal,
         points=(),
         decode_alone=0.0,
         decode_full=0.0,
         published=(),
         versions=dict(pins.sets()["serve"]),
-        notes=tuple([*notes, *_notes(made, done, blocks.batched_kernel(serve))]),
+        notes=tuple([*notes, *_notes(job, done, blocks.batched_kernel(serve))]),
         compile_seconds=done.seconds,
         peak_rss=done.peak_rss,
     )
-    return _timed(planned, program, made, done, programs) if planned.fits else planned
+    return _timed(planned, program, job, done, programs) if planned.fits else planned
 
 
-def _notes(made: ServeJob, done: ServeAnswer, batched: bool) -> list[str]:
+def _notes(job: ServeJob, done: ServeAnswer, batched: bool) -> list[str]:
     notes = []
-    vision = made.config["architectures"][0].endswith("ForConditionalGeneration")
-    if not vision and "text_config" in made.config:
+    vision = job.config["architectures"][0].endswith("ForConditionalGeneration")
+    if not vision and "text_config" in job.config:
         notes.append("only the text model: the weights of the vision tower are not counted")
     if len(done.depths) > 1:
         depths = " and ".join(str(depth.layers) for depth in done.depths)
-        notes.append(f"extrapolated from {depths} layers; --exact compiles all {made.model_layers}")
-    if BLOCKS in dict(made.environment):
+        notes.append(f"extrapolated from {depths} layers; --exact compiles all {job.model_layers}")
+    if BLOCKS in dict(job.environment):
         notes.append(f"{BLOCKS} was compiled, and is untested on hardware")
     if batched:
         notes.append("the batched attention kernel's reads of the cache are not counted")
@@ -265,40 +265,40 @@ def _notes(made: ServeJob, done: ServeAnswer, batched: bool) -> list[str]:
 def _timed(
     planned: CompiledServing,
     program: Program,
-    made: ServeJob,
+    job: ServeJob,
     done: ServeAnswer,
     programs: Sequence[ServeProgram],
 ) -> CompiledServing:
     """Return the plan with estimates of its times."""
     benchmark = program.recipe.benchmark
-    steps = steps_of(program, made, done, programs, planned.weights)
+    steps = steps_of(program, job, done, programs, planned.weights)
     points: list[ServingPoint] = []
     answer = benchmark.output_length
     for prompt in benchmark.input_lengths:
-        if prompt + answer > made.max_model_len:
+        if prompt + answer > job.max_model_len:
             continue
         most = min(
             planned.cache_tokens / (prompt + answer),
-            float(made.max_num_seqs),
+            float(job.max_num_seqs),
             max(1.0, benchmark.prompts / planned.data_parallel),
         )
         for rate in benchmark.request_rates:
             number = None if isinstance(rate, str) else float(rate)
-            load = (number, planned.data_parallel, most, made.max_num_batched_tokens)
+            load = (number, planned.data_parallel, most, job.max_num_batched_tokens)
             points.append(point(steps, prompt, answer, *load))
-    longest = min(max(benchmark.input_lengths) + answer, made.max_model_len)
-    full = min(float(made.max_num_seqs), planned.cache_tokens / longest)
+    longest = min(max(benchmark.input_lengths) + answer, job.max_model_len)
+    full = min(float(job.max_num_seqs), planned.cache_tokens / longest)
     timed = replace(
         planned,
         points=tuple(points),
         decode_alone=steps.decode_seconds(1, min(benchmark.input_lengths)),
         decode_full=steps.decode_seconds(max(1.0, full), longest),
     )
-    return replace(timed, published=published(timed, steps, made.max_num_batched_tokens))
+    return replace(timed, published=published(timed, steps, job.max_num_batched_tokens))
 
 
 def steps_of(
-    program: Program, made: ServeJob, done: ServeAnswer, programs: Sequence[ServeProgram], weights: float
+    program: Program, job: ServeJob, done: ServeAnswer, programs: Sequence[ServeProgram], weights: float
 ) -> Steps:
     """Return the steps of the whole model, for estimates.
 
@@ -312,7 +312,7 @@ def steps_of(
     assert accelerator is not None
     windows = [architecture.window(layer) for layer in range(architecture.num_layers)]
     layers = range(architecture.num_layers)
-    widths = [pair_flops(architecture, layer) / 4 / made.tensor_parallel for layer in layers]
+    widths = [pair_flops(architecture, layer) / 4 / job.tensor_parallel for layer in layers]
     return Steps(
         decode=kinds["decode"],
         prefill=kinds.get("prefill", kinds["decode"]),
@@ -329,22 +329,26 @@ def steps_of(
 
 def published(planned: CompiledServing, steps: Steps, step_tokens: int) -> tuple[str, ...]:
     """Compare the estimates with the published run's measurements; () if this is another configuration."""
-    found = figures.serving()
+    figures_of_runs = figures.serving()
     parallel = (planned.tensor_parallel, planned.data_parallel)
-    if not found.is_of(planned.model, planned.accelerator, *parallel, planned.kv_cache_dtype):
+    if not figures_of_runs.is_of(planned.model, planned.accelerator, *parallel, planned.kv_cache_dtype):
         return ()
-    prompt, measured = int(found.median_ttft_ms["input_length"]), found.median_ttft_ms["ms"] / 1e3
+    prompt, measured = (
+        int(figures_of_runs.median_ttft_ms["input_length"]),
+        figures_of_runs.median_ttft_ms["ms"] / 1e3,
+    )
     first = steps.prompt_seconds(prompt, step_tokens)
-    weights = found.weights_gb_per_chip
+    weights = figures_of_runs.weights_gb_per_chip
     share = planned.weights / (1e9 * weights) - 1
     shortest = min((p.ttft for p in planned.points), default=first)
     longest = max((p.ttft for p in planned.points), default=first)
     return (
         f"weights: {planned.weights / 1e9:.2f} GB a chip, published {weights:.2f} GB ({share:+.1%})",
         "TPOT: a decode step is estimated at "
-        + _against(planned.decode_alone, planned.decode_full, found.tpot_ms)
+        + _against(planned.decode_alone, planned.decode_full, figures_of_runs.tpot_ms)
         + "; the load behind each published figure is not known",
-        "TTFT: the benchmark's prompts are estimated at " + _against(shortest, longest, found.ttft_ms),
+        "TTFT: the benchmark's prompts are estimated at "
+        + _against(shortest, longest, figures_of_runs.ttft_ms),
         f"TTFT of {prompt:,} tokens: {1e3 * first:.0f} ms estimated, {1e3 * measured:.0f} ms published "
         f"({first / measured - 1:+.0%})",
     )

@@ -81,8 +81,8 @@ def make(say: Say = lambda line: None) -> Path:
     Raises:
         ArtifactError: no Python 3.12, too little disk, another file in its place, or pip failed.
     """
-    if found := find():
-        return found
+    if interpreter := find():
+        return interpreter
     folder = location()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -55,9 +55,9 @@ def plan_serve(
         ArtifactError: the server cannot be planned by compiling.
     """
     if search:
-        found = searched(program, exact, say, run)
-        data = SERVING_SEARCH.dump_python(found, mode="json")
-        return "Serving, searched by compiling", search_document(found), data
+        result = searched(program, exact, say, run)
+        data = SERVING_SEARCH.dump_python(result, mode="json")
+        return "Serving, searched by compiling", search_document(result), data
     planned = serving(program, exact, say, run)
     return "Serving, compiled", document(planned), COMPILED_SERVING.dump_python(planned, mode="json")
 

@@ -117,7 +117,7 @@ def _run(
     settings = replace(settings, lora=session.kept(settings.lora))
     lora, to = settings.lora, session.arguments.trace
     schedule = session.schedule(learning_rate)
-    done = session.found.step or 0
+    done = session.resumed.step or 0
     if settings.model.family == ANY:
         recorded_lora(read_record(session.artifact), base)  # raises if the model is not the compiled one
     frozen, initial = base, None
@@ -127,10 +127,10 @@ def _run(
         model = abstract_model(base.config, settings.model, lora, mesh, settings.rules, base.architecture)
         step = Step(model, optimizer(schedule), train, prepared.accumulation, mesh)
         checkpoints = Checkpoints(session.directory, settings.checkpoint.keep, model.family.name == ANY)
-        if session.found.imported is not None:
+        if session.resumed.imported is not None:
             live = step.start(checkpoints.restore_adapters(done, step.live[0]))
-        elif session.found.step is not None:
-            live = checkpoints.restore(session.found.step, step.live)
+        elif session.resumed.step is not None:
+            live = checkpoints.restore(session.resumed.step, step.live)
         else:
             live = step.start(
                 load_trained(model, base)

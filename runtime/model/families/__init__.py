@@ -71,8 +71,8 @@ def family_of(config: Mapping[str, Any]) -> Family:
         if model_type in family.wrappers and text.get("model_type") in family.model_types:
             return family
     if isinstance(model_type, str) and find_spec(f"{__name__}.{ANY}"):
-        made: Family = import_module(f"{__name__}.{ANY}").Transformers()
-        return made
+        any_family: Family = import_module(f"{__name__}.{ANY}").Transformers()
+        return any_family
     known = ", ".join(sorted(kind for family in FAMILIES.values() for kind in family.model_types))
     raise UnsupportedCheckpoint(f"config.json: model_type is {model_type!r}; known are {known}", "model_type")
 

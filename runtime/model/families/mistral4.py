@@ -69,9 +69,9 @@ class Mistral4(LatentFamily):
         return super().ropes({**config, key: rope, SHARE: None}, kinds, head_dim)
 
     def experts(self, config: Mapping[str, Any]) -> Experts:
-        found = super().experts(config)
-        together = replace(found.tensors, apart=False)
-        return replace(found, balanced=False, wide=False, tensors=together)
+        experts_of_base = super().experts(config)
+        together = replace(experts_of_base.tensors, apart=False)
+        return replace(experts_of_base, balanced=False, wide=False, tensors=together)
 
 
 FAMILY = Mistral4()

@@ -93,8 +93,8 @@ class TransformersArchitecture(Architecture):
     @property
     def values(self) -> dict[str, Any]:
         """Return config.json's values."""
-        found: dict[str, Any] = json.loads(self.config)
-        return found
+        config: dict[str, Any] = json.loads(self.config)
+        return config
 
     @property
     def uniform(self) -> bool:
@@ -156,15 +156,15 @@ class Transformers(Family):
         layers, hidden = integer(config, "num_hidden_layers"), integer(config, "hidden_size")
         heads = integer(config, "num_attention_heads", 1)
         given = {key: value for key, value in config.items() if value}
-        found = _grouped(config, tensors)
-        numbers = sorted({layer for _, _, spelled in found for layer in _numbers(spelled)})
+        grouped = _grouped(config, tensors)
+        numbers = sorted({layer for _, _, spelled in grouped for layer in _numbers(spelled)})
         if numbers != list(range(layers)):
             why = f"num_hidden_layers is {layers}, and there are tensors of layers {_spelled(numbers)}"
             raise UnsupportedCheckpoint(f"config.json: {why}", "num_hidden_layers")
         if embedding[1] != hidden:
             why = f"hidden_size is {hidden}, and {PREFIX}{EMBEDDING} is {list(embedding)}"
             raise UnsupportedCheckpoint(f"config.json: {why}", "hidden_size")
-        if not any(ATTENTION.search(name) for name, _, _ in found):
+        if not any(ATTENTION.search(name) for name, _, _ in grouped):
             raise unlike(config, "it has no attention; recurrent layers alone are not trained", "model_type")
         kinds = config.get("layer_types")
         if not isinstance(kinds, list) or len(kinds) != layers:
@@ -182,9 +182,9 @@ class Transformers(Family):
             config=json.dumps(
                 {key: value for key, value in config.items() if key not in IGNORED}, sort_keys=True
             ),
-            tensors=found,
+            tensors=grouped,
             tied=tied,
-            experts=_experts(config, found),
+            experts=_experts(config, grouped),
         )
 
     def parameters(self, architecture: Architecture) -> list[Parameter]:
