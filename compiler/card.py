@@ -56,7 +56,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Verification:
+class Result:
     """The result of a verification.
 
     Attributes:
@@ -70,7 +70,7 @@ class Verification:
     date: str | None = None
 
     @classmethod
-    def read(cls, record: Mapping[str, Any]) -> Verification:
+    def read(cls, record: Mapping[str, Any]) -> Result:
         """Return the result of a record of data/verified.json; {} stands for none."""
         return cls(record.get("found", NOT_YET), record.get("versions", {}), record.get("date"))
 
@@ -88,11 +88,11 @@ class Verification:
         return ", ".join(versions) or ("" if self.figures == NOT_YET else "not recorded")
 
 
-def card(program: Program) -> dict[str, Verification]:
+def card(program: Program) -> dict[str, Result]:
     """Return the result of each kind of verification that applies to a recipe."""
     names = {True: program.family.name, False: key(program)}
     return {
-        kind: Verification.read(verified().get(kind, {}).get(names[how.of_family], {}))
+        kind: Result.read(verified().get(kind, {}).get(names[how.of_family], {}))
         for kind, how in KINDS.items()
         if program.accelerator.platform == "tpu" or not how.tpu
     }
@@ -137,7 +137,7 @@ def verified() -> Mapping[str, Mapping[str, Any]]:
     return records
 
 
-def dumped(records: Mapping[str, Mapping[str, Verification]]) -> str:
+def dumped(records: Mapping[str, Mapping[str, Result]]) -> str:
     """Return the text of data/verified.json for these records."""
     kept = {kind: {name: one.record() for name, one in entries.items()} for kind, entries in records.items()}
     return json.dumps(kept, indent=1, sort_keys=True) + "\n"

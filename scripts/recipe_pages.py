@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import Any
 
 from recipec.compiler import card, catalog
-from recipec.compiler.card import Verification
+from recipec.compiler.card import Result
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.results import Memory
 from recipec.compiler.wording import listing
@@ -216,7 +216,7 @@ def verified(
     plans: Mapping[str, Planned],
     rehearsals: Mapping[str, Mapping[str, Any]],
     proofs: Mapping[str, Mapping[str, Any]],
-) -> dict[str, dict[str, Verification]]:
+) -> dict[str, dict[str, Result]]:
     """Return what cards say, by kind and by a step's key or a family's name.
 
     Args:
@@ -225,11 +225,11 @@ def verified(
         proofs: of docs/models.json, by family and its variants.
     """
     compiled = {
-        card.key(programs[name]): Verification(_compiled(one), _named(one.versions, COMPILERS), one.date)
+        card.key(programs[name]): Result(_compiled(one), _named(one.versions, COMPILERS), one.date)
         for name, one in plans.items()
     }
     rehearsed = {
-        one["key"]: Verification(_rehearsed(one["figures"]), _named(one["versions"], LIBRARIES), one["date"])
+        one["key"]: Result(_rehearsed(one["figures"]), _named(one["versions"], LIBRARIES), one["date"])
         for name, one in rehearsals.items()
         if name in programs and one["key"] == card.key(programs[name])
     }
@@ -267,19 +267,17 @@ PROVED = {"logits": "logits", "losses": "losses of twenty steps", "merged": "the
 """What the proofs of a family compare, in words."""
 
 
-def _proved(cases: Sequence[Mapping[str, Any]]) -> Verification:
+def _proved(cases: Sequence[Mapping[str, Any]]) -> Result:
     """Return the largest differences of a family's proofs; add versions and date if all proofs share them."""
     worst = {what: [float(case[what]) for case in cases if what in case] for what in PROVED}
     sentences = [f"{PROVED[what]} within {max(apart):.0e}" for what, apart in worst.items() if apart]
     dates = {case.get("date") for case in cases}
     versions = [case.get("versions") for case in cases]
     same = versions[0] or {} if all(one == versions[0] for one in versions) else {}
-    return Verification(
-        ", ".join(sentences), _named(same, LIBRARIES), dates.pop() if len(dates) == 1 else None
-    )
+    return Result(", ".join(sentences), _named(same, LIBRARIES), dates.pop() if len(dates) == 1 else None)
 
 
-def cards(programs: Mapping[str, Program], known: Mapping[str, Mapping[str, Verification]]) -> str:
+def cards(programs: Mapping[str, Program], known: Mapping[str, Mapping[str, Result]]) -> str:
     """Return what the cards of all recipes say: for each kind, how many have a record, and which do not."""
     lines = []
     for kind, how in card.KINDS.items():
@@ -303,9 +301,7 @@ without a record: `make nightly` rehearses each of them.
 """
 
 
-def page(
-    programs: Mapping[str, Program], record: Record, known: Mapping[str, Mapping[str, Verification]]
-) -> str:
+def page(programs: Mapping[str, Program], record: Record, known: Mapping[str, Mapping[str, Result]]) -> str:
     """Return docs/recipes.md.
 
     Args:

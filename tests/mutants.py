@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant("set-precedence", "test_load -k last_set",
            "overrides.apply(root, sets)", "overrides.apply(root, sets[::-1])"),
     Mutant("extends-order", "test_load",
-           "merge(base, found.root)", "merge(found.root, base)"),
+           "merge(base, document.root)", "merge(found.root, base)"),
     Mutant("secret-shown", "test_strange_recipe -k secret",
            "range(3, len(where) + 1))", "range(len(where), len(where) + 1))"),
     # Checks.

@@ -31,11 +31,11 @@ from recipec.compiler.catalog.family_facts import (
     facts_of,
     family_titles,
 )
+from recipec.compiler.catalog.finding import E0801 as E0801
+from recipec.compiler.catalog.finding import E0802 as E0802
+from recipec.compiler.catalog.finding import E0803 as E0803
+from recipec.compiler.catalog.finding import E0813 as E0813
 from recipec.compiler.catalog.finding import (
-    E0801,
-    E0802,
-    E0803,
-    E0813,
     Model,
     Shapes,
     UnknownModel,
@@ -59,10 +59,6 @@ from recipec.compiler.catalog.listing import (
 from recipec.compiler.catalog.tensor_list import Listed, tensors_in
 
 __all__ = [
-    "E0801",
-    "E0802",
-    "E0803",
-    "E0813",
     "LOCK",
     "MAX_FILE",
     "MODELS",

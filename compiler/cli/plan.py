@@ -50,7 +50,7 @@ def plan(args: PlanArguments) -> None:
         with refused_flags(loaded, format), progress_line(f"planning {program.name}") as progress:
             planned = plan_session.run(loaded, lowered, options, progress)
     except SearchInterrupted as interrupted:
-        print_document(search_document(program, interrupted.found), WIDTH)
+        print_document(search_document(program, interrupted.search), WIDTH)
         say(f"interrupted: {kept()}")
         raise typer.Exit(130) from None
     served: list[tuple[str, Document]] = []

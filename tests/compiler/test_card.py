@@ -33,12 +33,12 @@ def test_card_shows_the_recorded_plan_and_numerics() -> None:
     of_family = [one for case, one in proofs.items() if case == "qwen3" or case.startswith("qwen3-")]
     worst = max(float(one["logits"]) for one in of_family if "logits" in one)
     assert f"logits within {worst:.0e}" in found["numerics"].figures
-    assert found["probed"] == found["served"] == card.Found()
+    assert found["probed"] == found["served"] == card.Result()
 
 
 def test_card_finds_a_record_by_compiled_step_and_not_by_name() -> None:
     """Match a record by the compiled step: another rank has no record, and another name has one."""
-    assert card.card(program("lora.rank=8"))["compiled"] == card.Found()
+    assert card.card(program("lora.rank=8"))["compiled"] == card.Result()
     assert card.card(program("name=mine", "launch.zone=us-east5-a")) == card.card(program())
 
 
@@ -52,7 +52,7 @@ def test_recorded_rehearsal_counts_only_for_an_unchanged_recipe() -> None:
     records = {RECIPE.stem: {**made, "figures": figures}}
     known = verified({RECIPE.stem: program()}, {}, records, {})["rehearsed"]
     said = "loss 12.38 to 5.15; killed and resumed, bit-identical; merged, logits within 1.3e-05"
-    assert known == {card.key(program()): card.Found(said, {"jax": "1"}, "2026-01-02")}
+    assert known == {card.key(program()): card.Result(said, {"jax": "1"}, "2026-01-02")}
     assert not verified({RECIPE.stem: program("lora.rank=8")}, {}, records, {})["rehearsed"]
 
 
