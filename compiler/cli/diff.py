@@ -10,8 +10,9 @@ from recipec.compiler.explain.diff import diff as differences
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import statistics
 from recipec.compiler.pages.document import Document
+from recipec.compiler.pages.text import WIDTH
 from recipec.compiler.pages.text import show as print_document
-from recipec.compiler.plan.plan_text import WIDTH, comparison
+from recipec.compiler.plan.comparison import comparison
 from recipec.compiler.plan.planner import plan as planned
 from recipec.compiler.terminal import result
 

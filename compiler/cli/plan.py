@@ -15,14 +15,15 @@ from recipec.compiler.cli.printing import show
 from recipec.compiler.cli.reading import read_program
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.pages.document import Document, Section
-from recipec.compiler.pages.html import require_plotly
+from recipec.compiler.pages import html
+from recipec.compiler.pages.document import Document
+from recipec.compiler.pages.text import WIDTH
 from recipec.compiler.pages.text import show as print_document
 from recipec.compiler.plan import plan_session
-from recipec.compiler.plan.page import page
-from recipec.compiler.plan.plan_session import Planned
-from recipec.compiler.plan.plan_text import WIDTH, document, search_document
+from recipec.compiler.plan.plan_document import document
+from recipec.compiler.plan.planner import settings
 from recipec.compiler.plan.search import SearchInterrupted
+from recipec.compiler.plan.search_document import document as search_document
 from recipec.compiler.plan.server_step.server_search import plan_serve
 from recipec.compiler.roofline.server_text import document as serving_document
 from recipec.compiler.terminal import note, result, say
@@ -50,7 +51,9 @@ def plan(args: PlanArguments) -> None:
         with refused_flags(loaded, format), progress_line(f"planning {program.name}") as progress:
             planned = plan_session.run(loaded, lowered, options, progress)
     except SearchInterrupted as interrupted:
-        print_document(search_document(program, interrupted.search), WIDTH)
+        axes, devices = program.recipe.mesh.axes, program.accelerator.devices
+        search_only = search_document(interrupted.search, settings(program), axes, devices)
+        print_document(search_only, WIDTH)
         say(f"interrupted: {kept()}")
         raise typer.Exit(130) from None
     served: list[tuple[str, Document]] = []
@@ -58,18 +61,22 @@ def plan(args: PlanArguments) -> None:
     if args.serve:
         title, shown, data = plan_serve(program, args.exact, args.search, note)
         served = [(title, shown)]
+    if planned.serving is not None:
+        served.insert(0, ("On paper", serving_document(planned.serving)))
+    plan_document = document(planned.plan, planned.search, served)
     if args.html is not None:
-        _page(args.html, planned, served)
+        write_text(args.html, html.write(plan_document, "plan"))
     if args.as_json:
         print(json.dumps(planned.to_dict() | {"compiled_serving": data}, indent=2))
     else:
-        _print(planned, program, served)
+        print_document(plan_document, WIDTH)
+        show(planned.diagnostics)
         if args.html is not None:
             result(f"\n{args.html}: written")
     raise typer.Exit(FAILED if has_errors(planned.diagnostics) else DONE)
 
 
-def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:
+def _refuse_early(program: Program, serve: bool, page: Path | None) -> None:
     """Refuse what would fail after minutes of compiling.
 
     Raises:
@@ -77,23 +84,6 @@ def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:
     """
     if serve and program.recipe.serve is None:
         raise ArtifactError("the recipe has no `serve` section", "add one, or plan without --serve")
-    if html is not None:
-        require_plotly("recipe plan --html", "plan")
-        demand_writable(html)
-
-
-def _page(file: Path, planned: Planned, served: list[tuple[str, Document]]) -> None:
-    on_paper = [] if planned.serving is None else [("Serving, on paper", serving_document(planned.serving))]
-    write_text(file, page(planned.plan, planned.search, [*on_paper, *served]))
-
-
-def _print(planned: Planned, program: Program, served: list[tuple[str, Document]]) -> None:
-    sections = [*document(planned.plan).sections]
-    if planned.search is not None:
-        sections += search_document(program, planned.search).sections
-    if planned.serving is not None:
-        sections += serving_document(planned.serving).sections
-    for title, shown in served:
-        sections += [Section("", title, (), ()), *shown.sections]
-    print_document(Document("", sections), WIDTH)
-    show(planned.diagnostics)
+    if page is not None:
+        html.require_plotly("recipe plan --html", "plan")
+        demand_writable(page)

@@ -66,10 +66,10 @@ def hours(value: float | None) -> str:
 
 
 def usd(value: float | None) -> str:
-    """Write US$ with cents, and tenths of cents for small amounts: "US$4.67", "US$0.011"."""
+    """Write US$ with cents, and tenths of cents for small amounts: "US$4.67", "US$0.507"."""
     if value is None:
         return NOT_KNOWN
-    return f"US${value:,.3f}" if 0 < value < 0.1 else f"US${value:,.2f}"
+    return f"US${value:,.3f}" if 0 < value < 1 else f"US${value:,.2f}"
 
 
 def percent(share: float | None) -> str:
@@ -133,14 +133,14 @@ def plain(text: str) -> str:
 PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
-def gib_number(count: float) -> str:
-    """Write bytes of memory in GiB with two decimals, without the unit: "14.62"."""
-    return f"{count / GIB:,.2f}"
+def gib_number(count: float, decimals: int = 2) -> str:
+    """Write bytes of memory in GiB without the unit: "14.62"."""
+    return f"{count / GIB:,.{decimals}f}"
 
 
-def flop_count(count: float) -> str:
-    """Write a number of FLOPs: "372.4 TFLOP"."""
-    return _scaled(count, "FLOP", "T")
+def gb_number(count: float, decimals: int = 2) -> str:
+    """Write bytes of files and of traffic in GB without the unit: "62.58"."""
+    return f"{count / 1e9:,.{decimals}f}"
 
 
 def traffic(count: float) -> str:

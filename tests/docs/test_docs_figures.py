@@ -53,14 +53,14 @@ def test_start_page_states_the_recorded_plan() -> None:
     low, high = (factor * seconds for factor in plan["interval"])
     for page, rows in {
         "docs/start.md": {
-            r"in all ([\d.]+) [\d.]+ %": round(sum(parts.values()) / 2**30, 2),
-            r"base weights ([\d.]+) ": round(parts["weights"] / 2**30, 2),
-            r"= the step ([\d.,]+) ms": round(1000 * seconds, 1),
-            r"= the step [\d.,]+ ms at most ([\d,]+) tokens/s": round(tokens / seconds),
-            r"within ([\d.,]+) ms to [\d.,]+ ms": round(1000 * low, 1),
-            r"within [\d.,]+ ms to ([\d.,]+) ms": round(1000 * high, 1),
-            r"within [\d.,]+ ms to [\d.,]+ ms ([\d,]+) to": round(tokens / high),
-            r"within [\d.,]+ ms to [\d.,]+ ms [\d,]+ to ([\d,]+) tokens/s": round(tokens / low),
+            r" used ([\d.]+) GiB [\d.]+ %": round(sum(parts.values()) / 2**30, 1),
+            r"base weights ([\d.]+) GiB": round(parts["weights"] / 2**30, 1),
+            r"Step of a micro-batch: ([\d.,]+) ms": round(1000 * seconds),
+            r"Step of a micro-batch: [\d.,]+ ms; ([\d.,]+) ms to": round(1000 * low),
+            r"Step of a micro-batch: [\d.,]+ ms; [\d.,]+ ms to ([\d.,]+) ms": round(1000 * high),
+            r"Tokens a second, at most: ([\d,]+);": round(tokens / seconds),
+            r"Tokens a second, at most: [\d,]+; ([\d,]+) to": round(tokens / high),
+            r"Tokens a second, at most: [\d,]+; [\d,]+ to ([\d,]+)": round(tokens / low),
         }
     }.items():
         for pattern, expected in rows.items():

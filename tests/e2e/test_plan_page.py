@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.pages.document import Table, sheet
-from recipec.compiler.plan.page import page
 from recipec.compiler.plan.results import Plan, Search
 from tests.e2e.chromium import BEYOND, OVER_LEGENDS, SIDEWAYS, Tab, cases
 from tests.plan import plans
+from tests.plan.pages import page
 
 PAGES: dict[str, tuple[Callable[[], Plan], Callable[[], Search] | None]] = {
     "search": (plans.flagship, plans.search),

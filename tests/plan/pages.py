@@ -8,7 +8,8 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 
-from recipec.compiler.plan.page import page
+from recipec.compiler.pages import html
+from recipec.compiler.plan.plan_document import document
 from recipec.compiler.plan.results import Plan
 from tests.plan import plans
 
@@ -75,6 +76,10 @@ def figure(script: str) -> tuple[str, dict[str, Any]]:
     start = re.compile(r",\s*").match(script, end)
     assert start is not None
     return found[1], {"data": data, "layout": json.JSONDecoder().raw_decode(script, start.end())[0]}
+
+
+def page(plan: Plan, *others: Any) -> str:
+    return html.write(document(plan, *others), "plan")
 
 
 def read(plan: Plan, *others: Any) -> Reader:

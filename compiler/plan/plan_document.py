@@ -1,43 +1,55 @@
-"""A plan as one HTML page: memory, time, roofline, mesh, search and serving, in figures and tables."""
+"""A plan as one document: memory, time, roofline, mesh, collectives, the run, search and serving.
+
+`recipe plan` prints it without its details, within a terminal; --html writes all of it as a page with plots.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from recipec.compiler.pages.document import Block, Document, Facts, Figure, Items, Plot, Section, Table, Text
-from recipec.compiler.pages.html import COLORS, GRAY, INK, SAID, axis, bar, rule, scatter, write
+from recipec.compiler.pages.document import (
+    Block,
+    Document,
+    Excerpt,
+    Facts,
+    Figure,
+    Items,
+    Plot,
+    Section,
+    Table,
+    Text,
+)
+from recipec.compiler.pages.html import COLORS, GRAY, INK, SAID, axis, bar, rule, scatter
 from recipec.compiler.pages.numbers import (
     GIB,
     NOT_KNOWN,
     capacity,
+    duration,
     flops,
     gib,
     hours,
     in_words,
     moved,
     ms,
-    ms_per_token,
     number,
     percent,
     usd,
 )
-from recipec.compiler.plan.fit import yaml_lines
-from recipec.compiler.plan.plan_text import STATUSES
-from recipec.compiler.plan.results import Estimate, Memory, Placement, Plan, Point, Search
+from recipec.compiler.plan.results import Estimate, Memory, Placement, Plan, Search
+from recipec.compiler.plan.search_document import ESTIMATES, search_section
 from recipec.compiler.wording import listing, mesh_axes, plural
 from recipec.runtime.model.partition_rules import axes_of
 
-NO_PRICE, NONE = "no price", "–"
+NO_PRICE = "no price"
 MEMORY = {
     "weights": ("base weights", "the model as it is loaded"),
     "adapters": ("adapters", "what LoRA trains"),
     "optimizer": ("optimizer", "its state for what is trained"),
     "batch": ("batch", "tokens, positions and masks of a micro-batch"),
     "padding": ("padding", "what the arguments' layout in memory adds"),
-    "temporaries": ("temporaries", "activations and everything else that lives within a step"),
+    "temporaries": ("activations and temporaries", "everything that lives only within a step"),
     "code": ("code", "the program itself"),
 }
 """Name and meaning by field of `Memory`, in the order in which they are drawn."""
@@ -54,59 +66,56 @@ LANES = ("core", "kernel", "wait", "links", "memory", "host", "loop")
 SHOWN, MOST_DRAWN, WAITS = 6, 512, 12
 """Rows of arrays that are shown before the rest is folded away; devices that are drawn at most, for equal
 slices; transfers that are listed as waits."""
+EXPOSED, WORKED, COLLECTIVES, KERNELS, TEMPORARIES = 4, 3, 4, 5, 2
+"""Rows of each table that a terminal shows; KERNELS includes the whole step."""
+ROUNDED = 1e-6
+"""Share of a step below which the difference from the sum of its parts is rounding."""
 
 
-def page(plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, Document]] = ()) -> str:
-    """Return the page's HTML.
+def document(
+    plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, Document]] = ()
+) -> Document:
+    """Return the document.
 
     Args:
         plan: the recipe's plan.
         search: the result of a search for better settings.
         serving: documents on serving, each with a title.
-
-    Raises:
-        ArtifactError: plotly is not installed.
     """
     estimate, memory = plan.estimate, plan.estimate.memory
     needed = (
         f"A device would need {gib(memory.used)} of HBM and has {capacity(memory.available)}: {left(memory)}."
     )
-    served: list[Block] = []
-    for title, shown in serving:
-        served.append(Text(title, "heading"))
-        for section in shown.sections:
-            served += [Text(section.title, "heading")] if section.title else []
-            served += section.blocks
-    sections = [
-        _memory(estimate),
-        _time(estimate),
-        _roofline(estimate),
-        _mesh(plan),
-        _collectives(plan),
-        Section("run", "The run", (plan.run.note,), (_run(plan),)),
-        *([_search(search)] if search else []),
-        *(
-            [Section("serving", "Serving", ("Planned from the recipe's serve; estimates too.",), served)]
-            if served
-            else []
-        ),
-        _basis(plan),
-    ]
-    return write(
-        Document(
-            title=f"Plan of {plan.recipe}",
-            generator="recipec plan",
-            command=("recipe plan", "estimate"),
-            name=plan.recipe,
-            hardware=_hardware(plan),
-            figures=_figures(plan),
-            sections=sections,
-            alarms=[("It does not fit.", needed)] if memory.headroom < 0 else [],
-            sentence="Estimates, from the compiler and not from a TPU."
-            + (f" {estimate.interval.basis}" if estimate.seconds else ""),
-        ),
-        "plan",
+    searched = [] if search is None else [search_section(search, plan.settings, plan.axes, plan.devices)]
+    return Document(
+        title=f"Plan of {plan.recipe}",
+        generator="recipec plan",
+        command=("recipe plan", "estimate"),
+        name=plan.recipe,
+        hardware=_hardware(plan),
+        figures=_figures(plan),
+        sections=[
+            _memory(estimate),
+            _time(estimate),
+            _roofline(estimate),
+            _mesh(plan),
+            _collectives(plan),
+            _run(plan),
+            *searched,
+            *_serving(serving),
+            _basis(plan),
+        ],
+        alarms=[("It does not fit.", needed)] if memory.headroom < 0 else [],
+        sentence=f"{ESTIMATES} {estimate.interval.basis}" if estimate.seconds else ESTIMATES,
     )
+
+
+def _serving(documents: Sequence[tuple[str, Document]]) -> list[Section]:
+    """Return documents on serving as sections of this one."""
+    sections = [Section("serving", "Serving", ("Planned from the recipe's serve; estimates too.",), ())]
+    for title, document in documents:
+        sections += [Section("", title, (), ()), *document.sections]
+    return sections if documents else []
 
 
 def _figures(plan: Plan) -> list[Figure]:
@@ -127,7 +136,7 @@ def _figures(plan: Plan) -> list[Figure]:
     return [
         step if known else Figure(step.name, NOT_KNOWN, ("the compiler refused it",)),
         figure(_tokens(plan), run.tokens_per_second, number, True),
-        figure("Model FLOPs utilisation", estimate.mfu, percent, True),
+        figure("Model FLOPs utilization (MFU)", estimate.mfu, percent, True),
         Figure("HBM of a device", percent(memory.share), used, bad=memory.headroom < 0),
         figure(f"Run{_bound(plan)}", run.hours, hours),
         Figure(cost.name, NO_PRICE) if run.usd_per_hour is None else cost,
@@ -146,11 +155,14 @@ def _hardware(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("Model", plan.model),
         ("Accelerator", plan.accelerator),
-        ("Topology", f"{slices}{plan.topology}"),
-        ("Devices", f"{plural(plan.devices, 'device')} on {plural(plan.hosts, 'host')}"),
-        ("Mesh", mesh_axes(plan.axes)),
+        ("Compiled for", f"{slices}{plan.topology}"),
+        ("Mesh", f"{mesh_axes(plan.axes)} = {_devices(plan)}"),
         ("Step of", plan.script),
     ]
+
+
+def _devices(plan: Plan) -> str:
+    return f"{plural(plan.devices, 'device')} on {plural(plan.hosts, 'host')}"
 
 
 def _tokens(plan: Plan) -> str:
@@ -188,6 +200,7 @@ def _memory(estimate: Estimate) -> Section:
         )
         for (name, _, size), (_, amount, share, *_), color in zip(sizes, rows, COLORS, strict=False)
     ]
+    rows = [row for row, (_, _, size) in zip(rows, [*sizes, *sums], strict=True) if size]
     rules = [rule(end, f"the device has {capacity(memory.available)}")]
     if missing:
         rules.append(rule(memory.used / GIB, left(memory), 1, COLORS[7]))
@@ -200,25 +213,37 @@ def _memory(estimate: Estimate) -> Section:
         "annotations": [note for _, note in rules],
     }
     head = ("part", "HBM", "of the device", "bytes", "what it is")
-    parts = Table(head, rows, words=(4,), label="HBM by part", bad=(len(rows) - 1,) if missing else ())
+    parts = Table(
+        head,
+        rows,
+        words=(4,),
+        label="HBM by part",
+        bad=(len(rows) - 1,) if missing else (),
+        excerpt=Excerpt(len(rows), (0, 1, 2)),
+    )
     blocks: list[Any] = [Plot("memory-parts", "", data, layout, 320, after=(parts,))]
     if estimate.largest:
-        largest = [(one.name, one.shape, number(one.count), gib(one.bytes)) for one in estimate.largest]
+        largest = [
+            (starred(temporary.name), temporary.shape, number(temporary.count), gib(temporary.bytes))
+            for temporary in estimate.largest
+        ]
         alive = "Alive when the temporaries take most memory. Arrays of all layers together."
-        where = Table(("where it comes from", "shape", "arrays", "HBM"), largest, words=(1,))
-        blocks += [Text("The largest temporaries", "heading"), Text(alive), where]
+        origin = ("where it comes from", "shape", "arrays", "HBM")
+        where = Table(origin, largest, words=(1,), excerpt=Excerpt(TEMPORARIES))
+        blocks += [Text("The largest temporaries", "heading"), Text(alive, detail=True), where]
     against = f"HBM of one device by part, against the {capacity(memory.available)} that it has."
     return Section("memory", "Memory", (against,), blocks)
 
 
 def _time(estimate: Estimate) -> Section:
-    rows = f"{number(estimate.rows)} rows, {number(estimate.row_length)} tokens each"
-    aside = (f"One micro-batch of {rows}.",)
+    rows = f"{plural(estimate.rows, 'row')} of {number(estimate.row_length)} tokens"
+    aside = (f"One micro-batch on one device, {rows}: forward, backward and the optimizer's update.",)
     if not estimate.seconds:
         refused = Text("The compiler refused the step, and gives no time for what does not fit.", "")
         return Section("time", "Time", aside, (refused,))
-    found = estimate.timeline.parts.items()
-    parts = [(name, MEANT[name], seconds) for name, seconds in found if seconds]
+    parts = [(name, MEANT[name], seconds) for name, seconds in estimate.timeline.parts.items() if seconds]
+    if abs(rest := estimate.seconds - estimate.timeline.seconds) > ROUNDED * estimate.seconds:
+        parts.append(("by probes of such machines", "what their steps took longer or shorter", rest))
     peak = estimate.model_flops / estimate.peak_flops
     drawn = [
         *(
@@ -243,6 +268,7 @@ def _time(estimate: Estimate) -> Section:
         [(name, ms(one), percent(one / estimate.seconds), what) for name, what, one in [*parts, *sums]],
         words=(3,),
         label="Time by part",
+        excerpt=Excerpt(len(parts) + 1, (0, 1, 2)),
     )
     needs = (
         f"The model needs {flops(estimate.model_flops, 'FLOP')} of a device, recomputation not counted: at "
@@ -255,36 +281,52 @@ def _time(estimate: Estimate) -> Section:
     )
 
 
-def _waits(estimate: Estimate) -> Iterator[Any]:
-    """Return the transfers that the device waits for, by weight."""
-    found = [one for one in estimate.timeline.transfers if one.exposed]
-    if not found:
+def _waits(estimate: Estimate) -> Iterator[Block]:
+    """Yield the transfers that the device waits for, by weight."""
+    transfers = [transfer for transfer in estimate.timeline.transfers if transfer.exposed]
+    if not transfers:
         return
     rows = [
-        (one.kind, one.name, number(one.count), moved(one.bytes), ms(one.seconds), ms(one.exposed))
-        for one in found[:WAITS]
+        (
+            *(transfer.kind, starred(transfer.name), number(transfer.count), moved(transfer.bytes)),
+            *(ms(transfer.seconds), ms(transfer.exposed)),
+        )
+        for transfer in transfers[:WAITS]
     ]
     yield Text("What the device waits for", "heading")
-    yield Text("Transfers of all layers together, those first for which it waits longest.")
+    yield Text("Transfers of all layers together, those first for which it waits longest.", detail=True)
     head = ("kind", "weight or operation", "times", "bytes", "takes", "exposed")
-    yield Table(head, rows, words=(1,), label="Exposed transfers")
+    rest = f"{ms(sum(transfer.exposed for transfer in transfers[EXPOSED:]))} together"
+    excerpt = Excerpt(EXPOSED, (0, 1, 4, 5), rest)
+    yield Table(head, rows, words=(1,), label="Exposed transfers", excerpt=excerpt)
 
 
-def _worked(estimate: Estimate) -> Iterator[Any]:
-    """Return the operations that the device works on longest, by name."""
-    found = estimate.timeline.operations[:WAITS]
-    if not found:
+def _worked(estimate: Estimate) -> Iterator[Block]:
+    """Yield the operations that the device works on longest, by name."""
+    operations = estimate.timeline.operations[:WAITS]
+    if not operations:
         return
     rows = [
-        (one.name, "products" if one.products else "other", number(one.count), ms(one.seconds))
-        for one in found
+        (
+            starred(operation.name),
+            "products" if operation.products else "other",
+            number(operation.count),
+            ms(operation.seconds),
+        )
+        for operation in operations
     ]
     yield Text("What the device works on", "heading")
-    yield Text("Operations of all layers together, the longest first.")
-    yield Table(("weight and operation", "kind", "times", "takes"), rows, words=(0,), label="Longest work")
+    yield Text("Operations of all layers together, the longest first.", detail=True)
+    head = ("weight and operation", "kind", "times", "takes")
+    yield Table(head, rows, words=(0,), label="Longest work", excerpt=Excerpt(WORKED, (0, 2, 3)))
 
 
-def _drawn(estimate: Estimate) -> Iterator[Any]:
+def starred(name: str) -> str:
+    """Write the number of a layer in a name as a star: "layers.*.mlp.up_proj.kernel"."""
+    return name.replace("{}", "*")
+
+
+def _drawn(estimate: Estimate) -> Iterator[Block]:
     """Draw the timeline of the compile with most layers, one row for each lane that works in parallel."""
     spans = estimate.timeline.spans
     lanes = [lane for lane in LANES if any(span.lane == lane for span in spans)]
@@ -309,8 +351,8 @@ def _drawn(estimate: Estimate) -> Iterator[Any]:
         "margin": {"l": 80, "r": 12, "t": 8, "b": 60},
         "showlegend": False,
     }
-    yield Text("The step as it is scheduled", "heading")
-    yield Text("Bars in one column run at the same time. Short ones are drawn as one.")
+    yield Text("The step as it is scheduled", "heading", detail=True)
+    yield Text("Bars in one column run at the same time. Short ones are drawn as one.", detail=True)
     yield Plot("timeline", "", data, layout, 60 + 45 * len(lanes))
 
 
@@ -361,23 +403,26 @@ def _roofline(estimate: Estimate) -> Section:
         )
         for mark, (name, count, done, size, seconds) in zip(marks, shown, strict=True)
     ]
-    kernels = (
-        " The kernels are added from their shapes, and their times are those of kernels that were measured."
-    )
     step = (
-        f"The step has {flops(estimate.flops, 'FLOP')} and {moved(estimate.bytes)} by the compiled "
-        f"program, loops counted in full.{kernels if estimate.kernels else ''}"
+        f"By the compiled program, loops counted in full, the step has {flops(estimate.flops, 'FLOP')}, "
+        f"{ms(estimate.flops / peak)} at the peak, and {moved(estimate.bytes)}, "
+        f"{ms(estimate.bytes / bandwidth)} at the memory's bandwidth."
     )
+    kernels = (
+        "The kernels are added from their shapes, and their times are those of kernels that were measured."
+    )
+    sentences = [Text(step), *([Text(kernels, detail=True)] if estimate.kernels else [])]
     head = ("", "what", "times", "FLOPs", "HBM traffic", "FLOP a byte", "time", "speed", "of the peak")
-    table = Table(head, rows, words=(1,), label="Points of the roofline")
-    after = (table, Text(step)) if rows else (Text("There is no time to draw a point with.", ""),)
-    aside = (
-        "What a device reaches at the estimated times, against its peak and its memory's bandwidth.",
-        f"To the left of the ridge, at {number(ridge)} FLOP a byte, memory is the limit.",
+    rest = f"{ms(sum(seconds for *_, seconds in shown[KERNELS:]))} together"
+    excerpt = Excerpt(KERNELS, (1, 2, 3, 4, 6, 8), rest)
+    table = Table(head, rows, words=(1,), label="Points of the roofline", excerpt=excerpt)
+    after = (table, *sentences) if rows else (Text("There is no time to draw a point with.", ""),)
+    reached = (
+        "What a device reaches at the estimated times, against its peak and its memory's bandwidth. To the "
+        f"left of the ridge, at {number(ridge)} FLOP a byte, memory is the limit."
     )
-    return Section(
-        "roofline", "Roofline", aside, (Plot("roofline-points", "", data, layout, 490, after=after),)
-    )
+    plot = Plot("roofline-points", "", data, layout, 490, what=reached, after=after)
+    return Section("roofline", "Roofline", (), (plot,), detail=not rows)
 
 
 def grid(fsdp: int, tp: int) -> int:
@@ -416,7 +461,7 @@ def _mesh(plan: Plan) -> Section:
             Text(f"{each}{gib(sum(one.bytes for one in found))} a device"),
             *_placed(plan, sorted(found, key=lambda one: -one.bytes)),
         ]
-    return Section("mesh", "Mesh", aside, blocks)
+    return Section("mesh", "Mesh", aside, blocks, detail=True)
 
 
 def _split_over(plan: Plan, axis: str | None) -> tuple[str, ...]:
@@ -480,7 +525,7 @@ def _placed(plan: Plan, found: Sequence[Placement]) -> list[Table]:
             " ".join([number(size), " x ".join(_split_over(plan, axis))]).rstrip() for size, axis in sizes
         )
 
-    rows = tuple((one.pattern, number(one.count), shape(one), gib(one.bytes)) for one in found)
+    rows = tuple((starred(one.pattern), number(one.count), shape(one), gib(one.bytes)) for one in found)
     shown = SHOWN if len(rows) > SHOWN + 1 else len(rows)
     head = ("arrays", "count", "shape and axis", "a device")
     tables = [Table(head, rows[:shown], words=(2,))]
@@ -491,33 +536,39 @@ def _placed(plan: Plan, found: Sequence[Placement]) -> list[Table]:
 
 def _collectives(plan: Plan) -> Section:
     estimate, between = plan.estimate, " or between slices (DCN)" if plan.slices > 1 else ""
-    aside = (
-        f"What devices exchange within a micro-batch, over the chips' own links (ICI){between}.",
-        "What the device waits for them is a part of its estimated time; the rest is hidden behind its work.",
+    exchanged = f"What devices exchange within a micro-batch, over the chips' own links (ICI){between}."
+    waits = (
+        "What the device waits for them is a part of its estimated time; the rest is hidden behind its work."
     )
-    rows = tuple(
+    collectives = sorted(estimate.collectives, key=lambda collective: -collective.bytes)
+    rows = [
         (
-            one.kind,
-            listing(one.axes) or "of no axes",
-            "DCN" if one.over_dcn else "ICI",
-            number(one.count),
-            moved(one.bytes),
+            collective.kind,
+            listing(collective.axes) or "other groups",
+            "DCN" if collective.over_dcn else "ICI",
+            number(collective.count),
+            moved(collective.bytes),
         )
-        for one in sorted(estimate.collectives, key=lambda one: -one.bytes)
-    )
+        for collective in collectives
+    ]
     none = (
         "The compiled step has none."
         if estimate.seconds
         else "The compiler refused the step, and shows none."
     )
-    table = Table(
-        ("kind", "axes", "network", "times", "arrives at a device"), rows, words=(1, 2), label="Collectives"
-    )
-    return Section("collectives", "Collectives", aside, (table if rows else Text(none, ""),))
+    rest = f"{moved(sum(collective.bytes for collective in collectives[COLLECTIVES:]))} together"
+    head = ("kind", "axes", "network", "times", "arrives at a device")
+    excerpt = Excerpt(COLLECTIVES, (), rest)
+    table = Table(head, rows, words=(1, 2), label="Collectives", excerpt=excerpt)
+    blocks = (table, Text(waits, detail=True)) if rows else (Text(none, ""),)
+    return Section("collectives", "Collectives", (exchanged,), blocks, detail=not estimate.seconds)
 
 
-def _run(plan: Plan) -> Table:
-    """Return the estimate and interval of each figure of the whole run; "" where it has none."""
+def _run(plan: Plan) -> Section:
+    """Return the estimate and interval of each figure of the whole run; "" where it has none.
+
+    The last rows are among the document's figures, or in other sections, and a terminal shows them there.
+    """
     estimate, run = plan.estimate, plan.run
     known, counted, bound = run.tokens_per_second > 0, run.source == "data", _bound(plan)
     million = run.usd_per_million_tokens
@@ -528,7 +579,12 @@ def _run(plan: Plan) -> Table:
     rows = [
         (f"Optimizer steps{bound}", number(run.steps), ""),
         ("Micro-batches a step", number(run.micro_batches), ""),
-        ("Rows of a micro-batch", f"{number(estimate.rows)} of {number(estimate.row_length)} tokens", ""),
+        ("Price an hour", NO_PRICE if run.usd_per_hour is None else usd(run.usd_per_hour), ""),
+        (
+            "A million real tokens" if counted else "A million tokens, at least",
+            usd(million),
+            around(million, usd),
+        ),
         ("Real tokens a row" if counted else "Tokens a row, at most", number(run.tokens_per_row), ""),
         (
             _tokens(plan),
@@ -536,160 +592,25 @@ def _run(plan: Plan) -> Table:
             around(run.tokens_per_second, number, True),
         ),
         (f"Time{bound}", hours(run.hours), around(run.hours, hours)),
-        ("Price an hour", NO_PRICE if run.usd_per_hour is None else usd(run.usd_per_hour), ""),
-        (
-            "A million real tokens" if counted else "A million tokens, at least",
-            usd(million),
-            around(million, usd),
-        ),
         (f"Cost{bound}", usd(run.usd), around(run.usd, usd)),
     ]
-    return Table(("", "estimate", "within"), tuple(rows), label="The run")
-
-
-def _search(search: Search) -> Section:
-    others = [index for index in range(len(search.points)) if index not in search.front]
-
-    def order(index: int) -> tuple[int, float]:
-        point = search.points[index]
-        place = STATUSES.index(point.status) if point.status in STATUSES else len(STATUSES)
-        return place, point.seconds_per_token or point.bound_seconds_per_token
-
-    def sets(index: int) -> str:
-        point = search.points[index]
-        stands = ("as it stands",) if index == search.baseline or not point.sets else ()
-        return ", ".join([*point.sets, *stands])
-
-    def said(value: str) -> str:
-        return NONE if value == NOT_KNOWN else value
-
-    def share(point: Point) -> str:
-        return said(percent(point.memory.share if point.memory else None))
-
-    front = [
-        (
-            str(place),
-            sets(index),
-            said(ms_per_token(point.seconds_per_token)),
-            said(ms(point.step_seconds)),
-            said(ms(point.exposed_seconds)),
-            share(point),
-            said(usd(point.usd_per_million_tokens)),
-            said(percent(point.mfu)),
-        )
-        for place, index in enumerate(search.front, start=1)
-        for point in (search.points[index],)
-    ]
-    behind = [
-        (
-            sets(index),
-            said(ms_per_token(point.seconds_per_token)),
-            said(ms_per_token(point.bound_seconds_per_token or None)),
-            share(point),
-            f"{point.status}: {point.reason}" if point.reason else point.status,
-        )
-        for index in sorted(others, key=order)
-        for point in (search.points[index],)
-    ]
-    blocks: list[Any] = [*_front(search)]
-    if lines := best(search):
-        blocks += [Text("The fastest, as lines of the recipe", "heading"), Text(lines, "code")]
-    if front:
-        head = ("", "settings", "ms a token", "step", "waits", "HBM", "a million tokens", "MFU")
-        waits = "Waits: what the device waits for collectives and copies, a part of the step."
-        blocks += [Text("The front", "heading"), Table(head, front, waits, (1,), "The search's front")]
-    if behind:
-        others_head = ("settings", "ms a token", "at least", "HBM", "result")
-        blocks.append(Table(others_head, behind, words=(4,), folded=f"{len(behind)} not on the front"))
-    return Section(
-        "search", "Search", (f"{counts(search)}.", gain(search)), [*blocks, *map(Text, search.notes)]
-    )
-
-
-def _front(search: Search) -> list[Plot]:
-    """Plot time per token against HBM, for the points that have both."""
-    where = {
-        index: (point.memory.share * 100, point.seconds_per_token * 1e3)
-        for index, point in enumerate(search.points)
-        if point.memory and point.seconds_per_token
-    }
-    front = sorted((index for index in search.front if index in where), key=lambda index: where[index])
-    stands = [index for index in (search.baseline,) if index in where]
-    data = []
-    for name, which, mode, color, size, symbol in (
-        ("behind the front", [i for i in where if i not in front], "markers", GRAY, 8, "circle"),
-        ("on the front", front, "lines+markers+text", COLORS[0], 20, "circle"),
-        ("the recipe as it stands", stands, "markers", COLORS[3], 28, "circle-open"),
-    ):
-        x, y = ([where[i][one] for i in which] for one in (0, 1))
-        text = [str(search.front.index(i) + 1) if i in front else "" for i in which]
-        more = {"text": text, "textfont": {"color": "white"}, "size": size, "symbol": symbol}
-        said = [settings(search.points[i]) for i in which]
-        data += [scatter(name, x, y, color, mode, said=said, **more)] if which else []
-    shape, words = rule(100, "all of the HBM")
-    layout = {
-        "xaxis": axis("HBM of a device, %", range=[0, max([100, *(x for x, _ in where.values())]) * 1.04]),
-        "yaxis": axis("ms a real token", rangemode="tozero"),
-        "shapes": [shape],
-        "annotations": [words],
-        "margin": {"l": 60, "r": 12, "t": 30, "b": 120},
-    }
-    numbered = "Numbered: no other configuration is better in time, HBM and cost at once."
-    note = Text(f"{numbered} Gray: compiled, and behind the front.")
-    return [Plot("front", "", data, layout, 470, after=(note,))] if data else []
-
-
-def settings(point: Point) -> str:
-    """Describe in one line what a configuration changes, and its figures."""
-    share = percent(point.memory.share if point.memory else None)
-    return (
-        f"{', '.join(point.sets) or 'the recipe as it stands'}: {ms_per_token(point.seconds_per_token)} ms "
-        f"a token, {share} of the HBM, {usd(point.usd_per_million_tokens)} a million tokens"
-    )
-
-
-def counts(search: Search) -> str:
-    """Count the configurations by status: "14 configurations: 10 compiled, 1 too large"."""
-    found = Counter(point.status for point in search.points)
-    words = ", ".join(f"{found[status]} {status}" for status in STATUSES if found[status])
-    return f"{len(search.points):,} configurations: {words}"
-
-
-def gain(search: Search) -> str:
-    """Compare the fastest configuration with the unchanged recipe, in a sentence."""
-    if not search.front:
-        return "No configuration fits."
-    if search.baseline is None:
-        return "The recipe as it stands has no estimate."
-    if search.front[0] == search.baseline:
-        return "The recipe as it stands is the fastest."
-    fastest, stands = (search.points[i].seconds_per_token for i in (search.front[0], search.baseline))
-    if not fastest or not stands:
-        return ""
-    return f"The fastest has {stands / fastest:.2f} times the tokens a second of the recipe as it stands."
-
-
-def best(search: Search) -> str:
-    """Return the recipe lines of the fastest configuration, "" when the recipe has them already."""
-    return "\n".join(yaml_lines(search.points[search.front[0]].sets)) if search.front else ""
+    table = Table(("", "estimate", "within"), rows, label="The run", excerpt=Excerpt(4))
+    return Section("run", "The run", (run.note,), (table,), detail=not estimate.seconds)
 
 
 def _basis(plan: Plan) -> Section:
-    """Explain what is estimated, and from what."""
+    """Say what was compiled, with which settings and versions."""
     estimate = plan.estimate
     layers = plural(estimate.layers, "layer")
     whole = f"All {layers} were compiled to the end."
     if estimate.compiled_layers != (estimate.layers,):
-        whole = f"All {layers} were scheduled, {estimate.compiled_layers[0]} were compiled to the end."
-    came = ", and this plan came from the cache." if plan.cached else f", this plan {plan.seconds:,.0f} s."
-    sentences = [
-        "Everything on this page is an estimate: libtpu compiled the training step on a machine without a "
-        "TPU. Nothing was measured on one.",
-        whole,
-        "Bytes, FLOPs and times are those of one device and one micro-batch, forward, backward and the "
-        "optimizer's update.",
-        f"Compiling took {estimate.compile_seconds:,.0f} s{came}",
-        *plan.notes,
-    ]
-    facts = (Facts(plan.settings.items(), "Settings"), Facts(plan.versions.items(), "Versions"))
-    return Section("basis", "What this rests on", (), (Items(sentences), *facts))
+        whole = (
+            f"All {layers} were scheduled, and {estimate.compiled_layers[0]} were compiled to the end for "
+            "the times of their operations."
+        )
+    origin = "came from the cache" if plan.cached else "took"
+    came = f"this plan {origin}{'' if plan.cached else f' {duration(plan.seconds)}'}"
+    sentences = [whole, f"Compiling took {duration(estimate.compile_seconds)}, and {came}.", *plan.notes]
+    settings = Facts(plan.settings.items(), "Settings", line=True)
+    versions = Facts(plan.versions.items(), "Versions", line=True)
+    return Section("basis", "What this rests on", (), (Items(sentences), settings, versions))
