@@ -498,7 +498,7 @@ NAMELESS = {"found", "made"}
 """Names of variables that say how a value came to be, and not what it is."""
 
 NAMED_LATER = {
-    *("compiler.cli", "compiler.explain", "compiler.parity", "compiler.plan.page", "compiler.plan.plan_text"),
+    *("compiler.cli", "compiler.explain", "compiler.parity"),
     *("compiler.plan.server_step.compiled_text", "compiler.rehearse", "compiler.report", "port"),
 }
 """Rooms that still have such names. Nothing is added to this list."""

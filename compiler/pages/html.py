@@ -147,8 +147,8 @@ def scatter(
         "size": more.pop("size", 7),
         "opacity": 1,
     }
-    own = {"type": "scatter", "name": name, "x": x, "y": y, "mode": mode, "line": line, "marker": marker}
-    return {**own, **_said(more)}
+    curve = {"type": "scatter", "name": name, "x": x, "y": y, "mode": mode, "line": line, "marker": marker}
+    return {**curve, **_said(more)}
 
 
 def bar(name: str, x: Sequence[Any], y: Sequence[Any], color: str, **more: Any) -> dict[str, Any]:
@@ -158,8 +158,8 @@ def bar(name: str, x: Sequence[Any], y: Sequence[Any], color: str, **more: Any) 
 
 def _said(more: dict[str, Any]) -> dict[str, Any]:
     """Turn `said`, a text for each point, into plotly's settings for a text at the pointer."""
-    said = more.pop("said", None)
-    return {**more, **({"customdata": said, "hovertemplate": SAID} if said is not None else {})}
+    texts = more.pop("said", None)
+    return {**more, **({"customdata": texts, "hovertemplate": SAID} if texts is not None else {})}
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def escaped(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, Mapping):
-        return {key: one if key == "hovertemplate" else escaped(one) for key, one in value.items()}
+        return {key: item if key == "hovertemplate" else escaped(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [escaped(one) for one in value]
+        return [escaped(item) for item in value]
     return value

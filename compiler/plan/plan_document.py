@@ -265,7 +265,10 @@ def _time(estimate: Estimate) -> Section:
     sums = [("estimate", within(estimate, estimate.seconds, ms), estimate.seconds)]
     table = Table(
         ("part", "time", "of the step", "what it is"),
-        [(name, ms(one), percent(one / estimate.seconds), what) for name, what, one in [*parts, *sums]],
+        [
+            (name, ms(seconds), percent(seconds / estimate.seconds), what)
+            for name, what, seconds in [*parts, *sums]
+        ],
         words=(3,),
         label="Time by part",
         excerpt=Excerpt(len(parts) + 1, (0, 1, 2)),
@@ -360,11 +363,14 @@ def points(estimate: Estimate) -> list[tuple[str, int, float, float, float]]:
     """Return (name, count, FLOPs, bytes, seconds) of the step and each kind of kernel, if none is 0."""
     done = estimate.flops + sum(kernel.flops for kernel in estimate.kernels)
     count = estimate.bytes + sum(kernel.bytes for kernel in estimate.kernels)
-    found = [
+    work = [
         ("the whole step", 1, done, count, estimate.seconds),
-        *((one.name, one.count, one.flops, one.bytes, one.seconds) for one in estimate.kernels),
+        *(
+            (kernel.name, kernel.count, kernel.flops, kernel.bytes, kernel.seconds)
+            for kernel in estimate.kernels
+        ),
     ]
-    return [one for one in found if min(one[2:]) > 0]
+    return [row for row in work if min(row[2:]) > 0]
 
 
 def _roofline(estimate: Estimate) -> Section:
@@ -381,15 +387,15 @@ def _roofline(estimate: Estimate) -> Section:
         scatter(named, ends, roof, INK, hoverinfo="skip"),
         scatter(f"ridge, {number(ridge)} FLOP a byte", [ridge] * 2, low, INK, dash="dot", hoverinfo="skip"),
     ]
-    whole = [one[0].startswith("the whole") for one in shown]
+    whole = [name.startswith("the whole") for name, *_ in shown]
     for name, of_step, color, symbol in (
         ("step", True, COLORS[0], "circle"),
         ("kernels", False, COLORS[3], "diamond"),
     ):
         which = [i for i in range(len(shown)) if whole[i] == of_step]
-        said = [f"{shown[i][0]}: {x[i]:,.0f} FLOP a byte, {flops(y[i] * 1e12, 'FLOP/s')}" for i in which]
+        pointed = [f"{shown[i][0]}: {x[i]:,.0f} FLOP a byte, {flops(y[i] * 1e12, 'FLOP/s')}" for i in which]
         at = [[values[i] for i in which] for values in (x, y, marks)]
-        more = {"text": at[2], "textposition": "bottom center", "said": said, "symbol": symbol, "size": 11}
+        more = {"text": at[2], "textposition": "bottom center", "said": pointed, "symbol": symbol, "size": 11}
         data += [scatter(name, at[0], at[1], color, "markers+text", **more)] if which else []
     layout = {
         "xaxis": axis("FLOP a byte of HBM traffic", type="log", dtick="D2"),
@@ -451,17 +457,21 @@ def _mesh(plan: Plan) -> Section:
         over = {name for axis in placement.spec for name in _split_over(plan, axis)}
         cut = tuple(axis for axis in plan.axes if axis in over)
         by_axes.setdefault(cut, []).append(placement)
-    for cut, found in sorted(by_axes.items(), key=lambda one: -sum(placement.bytes for placement in one[1])):
+    for cut, placements in sorted(by_axes.items(), key=lambda item: -_bytes(item[1])):
         pieces = math.prod(plan.axes[axis] for axis in cut)
-        each = (
+        held = (
             f"{plural(pieces, 'piece')}, each on {plural(plan.devices // pieces, 'device')}; " if cut else ""
         )
         blocks += [
             Text(f"Cut over {listing(cut)}" if cut else "Whole on every device", "heading"),
-            Text(f"{each}{gib(sum(one.bytes for one in found))} a device"),
-            *_placed(plan, sorted(found, key=lambda one: -one.bytes)),
+            Text(f"{held}{gib(_bytes(placements))} a device"),
+            *_placed(plan, sorted(placements, key=lambda placement: -placement.bytes)),
         ]
     return Section("mesh", "Mesh", aside, blocks, detail=True)
+
+
+def _bytes(placements: Sequence[Placement]) -> float:
+    return sum(placement.bytes for placement in placements)
 
 
 def _split_over(plan: Plan, axis: str | None) -> tuple[str, ...]:
@@ -483,7 +493,7 @@ def _slice(plan: Plan, index: int, devices: int, hosts: int) -> Plot:
     def host(device: int) -> int:
         return index * hosts + device // (devices // hosts)
 
-    def said(device: int) -> str:
+    def described(device: int) -> str:
         places, rest = [], device
         for name, size in reversed(within.items()):
             places.append(f"{name} {rest % size}")
@@ -495,7 +505,7 @@ def _slice(plan: Plan, index: int, devices: int, hosts: int) -> Plot:
         "type": "heatmap",
         "z": [[host(device) % 2 for device in line] for line in lines],
         "text": [[str(index * devices + device) for device in line] for line in lines],
-        "customdata": [[said(device) for device in line] for line in lines],
+        "customdata": [[described(device) for device in line] for line in lines],
         "texttemplate": "%{text}" if columns <= 16 else "",
         "hovertemplate": SAID,
         "textfont": {"color": "white"},
@@ -515,17 +525,20 @@ def _slice(plan: Plan, index: int, devices: int, hosts: int) -> Plot:
     return Plot(f"slice-{index}", title, [data], layout, min(640, 60 + 26 * len(lines)))
 
 
-def _placed(plan: Plan, found: Sequence[Placement]) -> list[Table]:
+def _placed(plan: Plan, placements: Sequence[Placement]) -> list[Table]:
     """List a group's arrays with the axis that shards each dimension; small arrays are folded away."""
 
-    def shape(one: Placement) -> str:
-        spec = one.spec + (None,) * (len(one.shape) - len(one.spec))
-        sizes = zip(one.shape, spec, strict=True)
+    def shape(placement: Placement) -> str:
+        spec = placement.spec + (None,) * (len(placement.shape) - len(placement.spec))
+        sizes = zip(placement.shape, spec, strict=True)
         return " × ".join(
             " ".join([number(size), " x ".join(_split_over(plan, axis))]).rstrip() for size, axis in sizes
         )
 
-    rows = tuple((starred(one.pattern), number(one.count), shape(one), gib(one.bytes)) for one in found)
+    rows = tuple(
+        (starred(placement.pattern), number(placement.count), shape(placement), gib(placement.bytes))
+        for placement in placements
+    )
     shown = SHOWN if len(rows) > SHOWN + 1 else len(rows)
     head = ("arrays", "count", "shape and axis", "a device")
     tables = [Table(head, rows[:shown], words=(2,))]
