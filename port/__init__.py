@@ -9,7 +9,7 @@ common, rules           the table of keys that mean the same in all tools; the r
 names                   the tools' names of models, templates and tokenizers
 dialects/, meaning/     what each key of a tool becomes; the meanings that several tools share
 mesh, plan              the devices
-report, page            the report as text and as a page
+report, page            the report as a document, and the files next to each other, for its page
 back                    the other way: a recipe into a tool's config
 options, cli            the arguments of the command, and its work
 port                    the complete port: the checked recipe, and the files that it needs

@@ -19,26 +19,28 @@ from recipec.compiler.hub.fetch import fetch
 from recipec.compiler.hub.fetch import write as write_model
 from recipec.compiler.lowering.facts import E0201
 from recipec.compiler.lowering.hardware import Accelerator, UnknownAccelerator, from_text
+from recipec.compiler.pages import html, markdown, text
+from recipec.compiler.pages.document import Document, Table, sheet
 from recipec.compiler.plan.search import SearchOptions, search
-from recipec.compiler.terminal import color, note
+from recipec.compiler.terminal import note
 from recipec.compiler.wording import plural
 from recipec.compiler.writing import write_text
 from recipec.port import back
 from recipec.port.folder import port_all
 from recipec.port.options import MACHINE, PortArguments, ReportFormat
-from recipec.port.page import page
+from recipec.port.page import sides
 from recipec.port.plan import FIXED, MOST, plan
 from recipec.port.port import E1112, Asked, Ported, in_the_way, lacking
 from recipec.port.port import port as port_files
-from recipec.port.report import markdown, table, terminal, to_json
+from recipec.port.report import document, to_json
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, has_errors, in_order
 from recipec.spec.schema import text as schema_text
 
 DEFAULT_NAMES = {"-o": "recipe.yaml", "--report": "port.md", "--html": "port.html"}
 """Names for the files of options."""
-PLAIN_WIDTH = 110
-"""Columns of the table where the output is no terminal."""
+MOST_COLUMNS = 110
+"""The most columns of the report's sentences."""
 
 
 def port(args: PortArguments) -> None:
@@ -110,9 +112,10 @@ def port(args: PortArguments) -> None:
     written = bool(ported.text) and refusal is None and (ported.whole or args.partial)
     _print(ported, args.format, stdout=target is not None or not written)
     if args.report is not None and ported.rows:
-        write_text(args.report, _rendered(ported, "json" if args.report.suffix == ".json" else "markdown"))
+        as_json = args.report.suffix == ".json"
+        write_text(args.report, to_json(ported.to_dict()) if as_json else markdown.write(_document(ported)))
     if args.html is not None and ported.rows:
-        write_text(args.html, page(ported, str(place)))
+        write_text(args.html, _page(ported, str(place)))
     if not written:
         raise typer.Exit(FAILED)
     if target is None:
@@ -210,7 +213,11 @@ def _port_folder(
         print(to_json([run.to_dict() for run in runs]), end="")
     else:
         rows = [(run.name, run.made.title or "-", run.result) for run in runs]
-        print(table(("file", "tool", "result"), rows, markdown=format == "markdown"), end="")
+        table = Table(("file", "tool", "result"), rows, words=(1, 2))
+        if format == "markdown":
+            print("\n".join(markdown.table(table)))
+        else:
+            text.show(sheet("", [table]))
         note(f"{whole} of {plural(len(runs), 'run')} ported")
     raise typer.Exit(DONE if whole == len(runs) else FAILED)
 
@@ -276,18 +283,27 @@ def _strict(ported: Ported) -> Diagnostic | None:
 def _print(ported: Ported, format: ReportFormat, stdout: bool) -> None:
     """Print the report and the diagnostics. In JSON the report contains the diagnostics."""
     stream = sys.stdout if stdout else sys.stderr
-    if format == "json" or ported.rows:
-        print(_rendered(ported, format, stream), end="", file=stream)
-    if format != "json":
-        stream.flush()
-        show(ported.diagnostics)
-
-
-def _rendered(ported: Ported, format: ReportFormat, stream: object = None) -> str:
     if format == "json":
-        return to_json(ported.to_dict())
-    if format == "markdown":
-        return markdown(ported.title, ported.files, ported.rows, ported.to)
-    colored = stream is not None and color(stream)
-    width = os.get_terminal_size().columns if colored and sys.stdout.isatty() else PLAIN_WIDTH
-    return terminal(ported.title, ported.files, ported.rows, width, colored, ported.to)
+        print(to_json(ported.to_dict()), end="", file=stream)
+        return
+    if ported.rows and format == "markdown":
+        print(markdown.write(_document(ported)), end="", file=stream)
+    elif ported.rows:
+        text.show(_document(ported), MOST_COLUMNS, stream)
+    stream.flush()
+    show(ported.diagnostics)
+
+
+def _document(ported: Ported) -> Document:
+    return document(ported.title, ported.files, ported.rows, ported.to)
+
+
+def _page(ported: Ported, name: str) -> str:
+    """Return the report as a page.
+
+    Args:
+        name: the name of the file that is written, or would be.
+    """
+    errors = [problem.message for problem in ported.diagnostics if problem.severity == "error"]
+    files = [sides(ported, name)]
+    return html.write(document(ported.title, ported.files, ported.rows, ported.to, files, errors))

@@ -1,24 +1,19 @@
 """The report of a port: what changes the run, then what became of every key. It is available as rows, plain
-data, Markdown and a table."""
+data and a document."""
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
+from recipec.compiler.pages.document import Document, Excerpt, Facts, Section, Sides, Table
 from recipec.port.ledger import SEVERITY, Finding, Ledger, Verdict, prefixes
 from recipec.port.read import conceal
 from recipec.port.source import MISSING, Source, Sources
 from recipec.spec.core_schema import flow
-from recipec.spec.diagnostics import printable
 from recipec.spec.key_paths import split
 from recipec.spec.structure import field_at
 
@@ -88,12 +83,12 @@ def rows(ledger: Ledger, sources: Sources) -> list[Row]:
     out = [row for source in sources.all() for row in _rows_of(ledger, source)]
     defaults = [finding for finding in ledger.findings if not finding.file]
     out += [_row(None, finding.key, finding.value, finding) for finding in defaults]
-    errors = {found.path for found in ledger.diagnostics if found.severity == "error"}
-    made = (replace(row, learned=not errors.isdisjoint(prefixes(row.key))) for row in out)
-    return [replace(row, changes=_changes(row, ledger)) for row in made]
+    errors = {problem.path for problem in ledger.diagnostics if problem.severity == "error"}
+    judged = (replace(row, learned=not errors.isdisjoint(prefixes(row.key))) for row in out)
+    return [replace(row, changes=_changes_the_run(row, ledger)) for row in judged]
 
 
-def _changes(row: Row, ledger: Ledger) -> bool:
+def _changes_the_run(row: Row, ledger: Ledger) -> bool:
     if row.verdict is Verdict.DEFAULTED:
         return row.key.startswith("--") or any(
             ledger.value(path, MISSING) not in (MISSING, _usual(path)) for path in row.recipe
@@ -103,16 +98,16 @@ def _changes(row: Row, ledger: Ledger) -> bool:
 
 def _usual(path: str) -> Any:
     """Return the recipe's own default for a path, or MISSING if there is none."""
-    found = field_at(split(path))
-    if found is None or found.is_required():
+    field = field_at(split(path))
+    if field is None or field.is_required():
         return MISSING
-    return found.get_default(call_default_factory=True, validated_data={})
+    return field.get_default(call_default_factory=True, validated_data={})
 
 
-def headline(made: Sequence[Row]) -> dict[str, list[tuple[list[Row], str]]]:
+def headline(report: Sequence[Row]) -> dict[str, list[tuple[list[Row], str]]]:
     """Return what changes the run, by heading, the most severe first, and group keys with the same note."""
     grave = sorted(
-        (row for row in made if row.changes),
+        (row for row in report if row.changes),
         key=lambda row: (not row.learned, -SEVERITY.index(row.verdict)),
     )
     out: dict[str, list[tuple[list[Row], str]]] = {}
@@ -129,55 +124,47 @@ def headline(made: Sequence[Row]) -> dict[str, list[tuple[list[Row], str]]]:
 
 CHANGES = "What changes the run"
 OTHER_DEFAULTS = "Defaults that differ from a recipe's own"
-MOST_LINES = 34
-"""The most entries that the headline shows. The table has the rest."""
+MOST_CHANGES = 14
+"""The most entries of a heading that a terminal shows. The tables have the rest."""
 NAMED = 3
 """The most keys that are named for one sentence."""
+WIDEST_VALUE = 60
+"""Letters of a value. A longer one is cut."""
 
 
-def _named(together: Sequence[Row]) -> str:
-    """Name keys together: "a, b and 2 more (config.yaml:3)"; a default has its value."""
-    first = together[0]
-    if first.verdict is Verdict.DEFAULTED:
-        return f"{first.key}: {shown(first.value, WIDEST_VALUE)}"
-    names = [row.key for row in together]
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{', '.join(names[:NAMED])}{more}{f' ({first.place})' if first.place else ''}"
-
-
-def counts(made: Sequence[Row]) -> dict[str, int]:
+def counts(report: Sequence[Row]) -> dict[str, int]:
     """Count the keys by verdict."""
-    return {verdict.value: sum(row.verdict is verdict for row in made) for verdict in Verdict}
+    return {verdict.value: sum(row.verdict is verdict for row in report) for verdict in Verdict}
 
 
-def summary(made: Sequence[Row]) -> str:
+def summary(report: Sequence[Row]) -> str:
     """Return "31 keys exact, 4 approximated, 12 defaulted, 6 unsupported", and unused ones if any."""
     unused = Verdict.UNUSED.value
-    found = {name: count for name, count in counts(made).items() if count or name != unused}
-    first, *rest = (f"{count} {name}" for name, count in found.items())
+    present = {name: count for name, count in counts(report).items() if count or name != unused}
+    first, *rest = (f"{count} {name}" for name, count in present.items())
     number, _, name = first.partition(" ")
     return ", ".join([f"{number} key{'' if number == '1' else 's'} {name}", *rest])
 
 
 def _rows_of(ledger: Ledger, source: Source) -> Iterator[Row]:
-    found: dict[str, Finding] = {}
+    by_key: dict[str, Finding] = {}
     for finding in ledger.findings:
         if finding.file == source.file:
-            known = found.get(finding.key)
+            known = by_key.get(finding.key)
             if known is not None:
                 finding = known.joined(finding.verdict, finding.recipe, finding.note)
-            found[finding.key] = finding
+            by_key[finding.key] = finding
     spoken: set[str] = set()
     for leaf in source.leaves():
-        nearest = [key for key in prefixes(leaf) if key in found]
+        nearest = [key for key in prefixes(leaf) if key in by_key]
         if nearest:
             spoken.add(nearest[-1])
             # A finding on a section is shown in addition to the key's own only if it says more than "exact".
             above = [key for key in nearest[:-1] if key not in spoken]
-            sections = [k for k in above if found[k].recipe or found[k].verdict is not Verdict.EXACT]
+            sections = [k for k in above if by_key[k].recipe or by_key[k].verdict is not Verdict.EXACT]
             spoken.update(sections)
-            yield from (_row(source, key, source.get(key, None), found[key]) for key in sections)
-            yield _row(source, leaf, source.get(leaf, None), found[nearest[-1]])
+            yield from (_row(source, key, source.get(key, None), by_key[key]) for key in sections)
+            yield _row(source, leaf, source.get(leaf, None), by_key[nearest[-1]])
 
 
 def _row(source: Source | None, key: str, value: Any, finding: Finding) -> Row:
@@ -212,141 +199,121 @@ def shown(value: Any, widest: int) -> str:
     return text if len(text) <= widest else f"{text[: widest - 3]}..."
 
 
-def markdown(title: str, files: Sequence[str], made: Sequence[Row], to: bool = False) -> str:
-    """Return the report as a Markdown page."""
-    lines = [
-        f"# Port {'to' if to else 'from'} {title}",
-        "",
-        f"{', '.join(f'`{file}`' for file in files)}: {summary(made)}.",
-        "",
+def document(
+    title: str,
+    files: Sequence[str],
+    report: Sequence[Row],
+    to: bool = False,
+    sides: Sequence[Sides] = (),
+    errors: Sequence[str] = (),
+) -> Document:
+    """Return the report as a document: what changes the run, then every key by file.
+
+    Args:
+        title: the tool's name.
+        files: the names of its files.
+        to: whether a recipe was ported to the tool.
+        sides: the files next to each other, for a page.
+        errors: sentences, for a page: elsewhere the diagnostics follow.
+    """
+    name = f"Port {'to' if to else 'from'} {title}"
+    anchors = _anchors(sides)
+    sections = list(_changes(report, anchors))
+    if sides:
+        aside = "A line links to its line on the other side. The numbers next to it link to the others."
+        sections.append(Section("sides", "Side by side", (aside,), sides))
+    for number, file in enumerate([*files, ""]):
+        keys = [row for row in report if row.file == file]
+        owner = "The recipe" if to else title
+        if keys:
+            heading = file or f"{owner}'s defaults, written out"
+            sections.append(Section(f"file-{number}", heading, (), [_keys(keys, anchors)]))
+    unused = any(row.verdict is Verdict.UNUSED for row in report)
+    meanings = [
+        (verdict.value, meaning)
+        for verdict, meaning in MEANINGS.items()
+        if unused or verdict is not Verdict.UNUSED
     ]
-    unused = any(row.verdict is Verdict.UNUSED for row in made)
-    meant = {verdict: text for verdict, text in MEANINGS.items() if unused or verdict is not Verdict.UNUSED}
-    lines += [f"- {verdict.value}: {meaning}" for verdict, meaning in meant.items()]
-    for heading, groups in headline(made).items():
-        lines += ["", f"## {heading}", ""]
-        for together, note in groups:
-            places = ", ".join(dict.fromkeys(f"`{row.key}`" for row in together))
-            of = (
-                f" of `{together[0].place}`"
-                if together[0].place
-                else f" {_code(shown(together[0].value, 60))}"
-            )
-            lines.append(f"- {together[0].verdict.value}: {places}{of}{note and f': {note}'}")
-    for file in [*files, ""]:
-        part = [row for row in made if row.file == file]
-        if not part:
-            continue
-        lines += ["", f"## {file or 'Defaults'}", ""]
-        lines += _table(part, located=bool(file))
-    return "\n".join(lines) + "\n"
+    sections.append(Section("verdicts", "Verdicts", (), [Facts(meanings)], detail=True))
+    command = ("recipe port", "")
+    sentence = f"{', '.join(files)}: {summary(report)}"
+    return Document(
+        name,
+        sections,
+        alarms=[("error:", error) for error in errors],
+        sentence=sentence,
+        title=name,
+        generator=command[0],
+        command=command,
+    )
 
 
-def _table(part: Sequence[Row], located: bool) -> list[str]:
-    head = ["line"] * located + ["key", "value", "verdict", "recipe", "note"]
-    lines = [f"| {' | '.join(head)} |", f"|{'|'.join('---' for _ in head)}|"]
-    for row in part:
-        cells = [str(row.line or "")] * located
-        cells += [_code(row.key), _code(shown(row.value, 60)), row.verdict.value]
-        cells += [", ".join(map(_code, row.recipe)), row.note.replace("|", "\\|").replace("\n", " ")]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+Anchors = Mapping[tuple[str, int | None], str]
+"""Ids of lines, by file and number."""
 
 
-def _code(text: str) -> str:
-    fence = "``" if "`" in text else "`"
-    pad = " " if "`" in text else ""
-    return f"{fence}{pad}{text.replace('|', chr(92) + '|')}{pad}{fence}" if text else ""
+def _anchors(sides: Sequence[Sides]) -> Anchors:
+    return {
+        (listing.name, line.number): line.id
+        for side in sides
+        for listing in side.left
+        for line in listing.lines
+    }
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> str:
-    """Return rows of texts in columns, or as a Markdown table. The last column is not padded."""
-    lines = [[printable(cell) for cell in row] for row in (head, *rows)]
-    if markdown:
-        cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-        cells.insert(1, ["---"] * len(head))
-        return "".join(f"| {' | '.join(line)} |\n" for line in cells)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head) - 1)]
-    return "".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]) + "\n"
-        for line in lines
+def _changes(report: Sequence[Row], anchors: Anchors) -> Iterator[Section]:
+    """Yield a section for each heading of what changes the run."""
+    for number, (heading, groups) in enumerate(headline(report).items()):
+        defaults = heading == OTHER_DEFAULTS
+        firsts = [together[0] for together, _ in groups]
+        table = Table(
+            ("verdict", "key", "value") if defaults else ("verdict", "keys", "place"),
+            [
+                [row.verdict.value, row.key, shown(row.value, WIDEST_VALUE)]
+                if defaults
+                else [row.verdict.value, _named(together), row.place]
+                for row, (together, _) in zip(firsts, groups, strict=True)
+            ],
+            words=(1, 2),
+            code=(1, 2) if defaults else (1,),
+            bad=_bad(firsts),
+            excerpt=Excerpt(MOST_CHANGES, rest="in the tables"),
+            remarks=[note for _, note in groups],
+            links=[anchors.get((row.file, row.line), "") for row in firsts],
+        )
+        yield Section(f"changes-{number}", heading, (), [table])
+
+
+def _named(together: Sequence[Row]) -> str:
+    """Name keys that have one note, the first of them if they are many."""
+    names = [row.key for row in together]
+    return ", ".join([*names[:NAMED], *(["..."] if len(names) > NAMED else [])])
+
+
+def _keys(keys: Sequence[Row], anchors: Anchors) -> Table:
+    """Return the table of a file's keys, or of the defaults, which have no lines."""
+    located = [[str(row.line or "")] if row.file else [] for row in keys]
+    before = len(located[0])
+    return Table(
+        [*["line"] * before, "key", "value", "verdict", "recipe"],
+        [
+            [*line, row.key, shown(row.value, WIDEST_VALUE), row.verdict.value, ", ".join(row.recipe)]
+            for line, row in zip(located, keys, strict=True)
+        ],
+        words=range(before + 4),
+        code=(before, before + 1, before + 3),
+        bad=_bad(keys),
+        remarks=[row.note for row in keys],
+        links=[anchors.get((row.file, row.line), "") for row in keys],
+    )
+
+
+def _bad(report: Sequence[Row]) -> tuple[int, ...]:
+    """Return the indices of the keys that the run does without."""
+    return tuple(
+        index for index, row in enumerate(report) if row.learned or row.verdict is Verdict.UNSUPPORTED
     )
 
 
 def to_json(data: Any) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-
-
-COLORS = {
-    Verdict.EXACT: "green",
-    Verdict.APPROXIMATED: "yellow",
-    Verdict.DEFAULTED: "cyan",
-    Verdict.UNSUPPORTED: "red",
-    Verdict.UNUSED: "dim",
-}
-WIDEST_KEY, WIDEST_VALUE = 48, 36
-"""Widths of columns. A longer key shifts the rest of its line, and a longer value is cut."""
-INDENT = 9
-"""The column at which notes are indented."""
-
-
-def terminal(
-    title: str, files: Sequence[str], made: Sequence[Row], width: int, color: bool, to: bool = False
-) -> str:
-    """Return what changes the run, and the table, by file."""
-    stream = io.StringIO()
-    console = Console(file=stream, force_terminal=color, no_color=not color, legacy_windows=False)
-    owner = "The recipe" if to else title
-    width = max(width, 60)
-    for line in [*_opening(title, made, width), *_lines(owner, files, made, width)]:
-        console.print(line, soft_wrap=True, highlight=False)
-    return stream.getvalue()
-
-
-def _opening(title: str, made: Sequence[Row], width: int) -> Iterator[Text]:
-    yield Text(f"{title}: {summary(made)}")
-    yield Text()
-    head = [*_head(made, width)]
-    yield from head[:MOST_LINES]
-    if len(head) > MOST_LINES:
-        yield Text("... and more, in the table")
-    if head:
-        yield Text()
-
-
-def _lines(owner: str, files: Sequence[str], made: Sequence[Row], width: int) -> Iterator[Text]:
-    for file in [*files, ""]:
-        part = [row for row in made if row.file == file]
-        if part:
-            yield Text(printable(file) or f"{owner}'s defaults, written out", style="bold")
-            yield from _columns(part, width)
-            yield Text()
-
-
-def _head(made: Sequence[Row], width: int) -> Iterator[Text]:
-    """Yield the lines of what changes the run."""
-    wide = max(len(verdict.value) for verdict in Verdict) + 2
-    for heading, groups in headline(made).items():
-        yield Text(heading, style="bold")
-        for together, note in groups:
-            first = together[0]
-            told = f"{_named(together)}{': ' if note else ''}{note}"
-            for number, line in enumerate(textwrap.wrap(printable(told), width - wide - 2)):
-                start = "" if number else first.verdict.value
-                text = Text("  ").append(f"{start:<{wide}}", style=COLORS[first.verdict])
-                yield text.append(line)
-
-
-def _columns(part: Sequence[Row], width: int) -> Iterator[Text]:
-    cells = [(printable(row.key), printable(shown(row.value, WIDEST_VALUE))) for row in part]
-    keys = max((len(key) for key, _ in cells if len(key) <= WIDEST_KEY), default=0)
-    values = max(len(value) for _, value in cells)
-    verdicts = max(len(verdict.value) for verdict in Verdict)
-    for row, (key, value) in zip(part, cells, strict=True):
-        line = Text(f"{row.line or '':>6} {key:<{keys}}  {value:<{values}}  ")
-        line.append(f"{row.verdict.value:<{verdicts}}", style=COLORS[row.verdict])
-        line.append(f"  {', '.join(row.recipe)}" if row.recipe else "")
-        line.rstrip()
-        yield line
-        for note in textwrap.wrap(printable(row.note), width - INDENT):
-            yield Text(f"{'':{INDENT}}{note}", style="dim")

@@ -99,7 +99,8 @@ READ_BY_PORT = {
     *("runtime.data.messages", "runtime.data.tokenizer", "runtime.peft.adapter"),
     "runtime.training.objectives",
     # Texts of recipes, modules and pages.
-    *("compiler.python_text", "compiler.pages.html", "compiler.wording"),
+    *("compiler.python_text", "compiler.wording", "compiler.pages.document", "compiler.pages.html"),
+    *("compiler.pages.markdown", "compiler.pages.text"),
     # What the command does next to the port itself: files, models of the hub, plans.
     *("compiler.artifacts.artifact", "compiler.writing", "compiler.terminal", "compiler.cli.commands"),
     *("compiler.cli.guard", "compiler.cli.planning", "compiler.cli.printing", "compiler.cli.reading"),

@@ -7,7 +7,7 @@ only the excerpt of a table that has one.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 
@@ -77,6 +77,9 @@ class Table:
         folded: the text of the control that unfolds it; "" for a table that is always open.
         bad: indices of rows that have a problem.
         excerpt: what a terminal shows of it; None for all.
+        code: indices of the columns that hold code, such as keys.
+        remarks: a sentence for each row, or "". A terminal shows it below the row, pages in a last column.
+        links: for each row, the id of the line of a `Listing` that its first code links to, or "".
     """
 
     head: Sequence[str]
@@ -88,7 +91,19 @@ class Table:
     bad: tuple[int, ...] = ()
     excerpt: Excerpt | None = None
     detail: bool = False
+    code: Sequence[int] = ()
+    remarks: Sequence[str] = ()
+    links: Sequence[str] = ()
     kind: ClassVar[str] = "table"
+
+    @property
+    def with_remarks(self) -> Table:
+        """Return the table with its remarks as the last column."""
+        if not self.remarks:
+            return self
+        rows = [[*row, remark] for row, remark in zip(self.rows, self.remarks, strict=True)]
+        last = len(self.head)
+        return replace(self, head=[*self.head, "note"], rows=rows, words=[*self.words, last], remarks=())
 
 
 @dataclass(frozen=True)
@@ -113,7 +128,43 @@ class Plot:
     kind: ClassVar[str] = "plot"
 
 
-Block = Text | Items | Facts | Table | Plot
+@dataclass
+class Line:
+    """A line of a `Listing`.
+
+    Attributes:
+        id: of its element, unique in the page.
+        mark: what the line is marked with: "approximated", "unsupported", or "".
+        links: ids and numbers of the lines that it is related to; its text links to the first.
+        notes: sentences below it.
+    """
+
+    text: str
+    number: int
+    id: str
+    mark: str = ""
+    links: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The lines of a file."""
+
+    name: str
+    lines: Sequence[Line]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Files next to each other, whose lines link to each other. Only HTML shows them."""
+
+    left: Sequence[Listing]
+    right: Sequence[Listing]
+    kind: ClassVar[str] = "sides"
+
+
+Block = Text | Items | Facts | Table | Plot | Sides
 
 
 @dataclass(frozen=True)

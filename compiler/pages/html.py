@@ -65,22 +65,24 @@ def plotly() -> str:
     return script.replace("</script", "<\\/script")
 
 
-def write(document: Document, extra: str) -> str:
+def write(document: Document, extra: str = "plan") -> str:
     """Write the page's HTML. Its content security policy allows only plotly's script and the calls to it.
 
     Args:
-        extra: the extra of recipec that installs plotly.
+        extra: the extra of recipec that installs plotly, which a document without plots does not need.
 
     Raises:
-        ArtifactError: when plotly is not installed.
+        ArtifactError: when plotly is needed and not installed.
     """
-    require_plotly(document.command[0], extra)
-    library, template = plotly(), environment().get_template
-    plots = {plot.key: drawn(plot) for section in document.sections for plot in _plots(section.blocks)}
+    drawings = [plot for section in document.sections for plot in _plots(section.blocks)]
+    if drawings:
+        require_plotly(document.command[0], extra)
+    library, template = plotly() if drawings else "", environment().get_template
+    plots = {plot.key: drawn(plot) for plot in drawings}
     body = template("pages/body.html.j2").render(page=document, plots=plots)
     # Only the plots' scripts: a script that entered the body in another way stays forbidden.
     scripts = [
-        library,
+        *([library] if library else []),
         *(script for plot in plots.values() for script in re.findall(SCRIPT, plot, re.DOTALL)),
     ]
     return template("pages/page.html.j2").render(

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from recipec.compiler.pages.document import Block, Document, Facts, Items, Plot, Section, Table, Text
+from recipec.compiler.pages.document import (
+    Block,
+    Document,
+    Facts,
+    Items,
+    Plot,
+    Section,
+    Sides,
+    Table,
+    Text,
+)
 
 HEADINGS = ("#", "##", "###")
 """Of the document, of a section, and within one."""
@@ -27,13 +37,20 @@ def write(document: Document) -> str:
 
 def table(rows: Table) -> list[str]:
     """Return the lines of a table. Names and words are left-aligned, numbers right-aligned."""
+    rows = rows.with_remarks
     left = {0, *rows.words}
     rule = ("---" if column in left else "---:" for column in range(len(rows.head)))
-    return [_row(rows.head), f"|{'|'.join(rule)}|", *map(_row, rows.rows)]
+    return [_row(rows.head), f"|{'|'.join(rule)}|", *(_row(row, rows.code) for row in rows.rows)]
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+def _row(cells: Sequence[str], code: Sequence[int] = ()) -> str:
+    texts = [_code(cell) if column in code else cell for column, cell in enumerate(cells)]
+    return "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in texts) + " |"
+
+
+def _code(text: str) -> str:
+    fence, space = ("``", " ") if "`" in text else ("`", "")
+    return f"{fence}{space}{text}{space}{fence}" if text else ""
 
 
 def _section(section: Section) -> Iterator[str]:
@@ -56,7 +73,7 @@ def _block(block: Block) -> Iterator[str]:
         yield "\n".join(f"- {item}" for item in block.items)
     elif isinstance(block, Plot):
         yield from (part for inner in block.after for part in _block(inner))
-    else:
+    elif not isinstance(block, Sides):
         yield from _text(block)
 
 

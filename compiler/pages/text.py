@@ -8,7 +8,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
-from recipec.compiler.pages.document import Block, Document, Facts, Items, Plot, Section, Table, Text
+from recipec.compiler.pages.document import (
+    Block,
+    Document,
+    Facts,
+    Items,
+    Plot,
+    Section,
+    Sides,
+    Table,
+    Text,
+)
 from recipec.compiler.pages.numbers import plain
 from recipec.compiler.terminal import color, columns
 from recipec.spec.diagnostics import printable
@@ -23,6 +33,8 @@ UNLIMITED = 10_000
 WIDEST = 72
 """Columns of a cell that no other row is aligned with, where no cell is wrapped."""
 INDENT = 2
+REMARK = 6
+"""Columns by which the sentence of a row is indented."""
 GAP = "  "
 
 
@@ -105,7 +117,7 @@ def _flat(block: Block, indent: int) -> Iterator[Indented]:
         for inner in block.after:
             yield from _flat(inner, indent)
         return
-    if block.detail:
+    if isinstance(block, Sides) or block.detail:
         return
     if isinstance(block, Facts) and block.line:
         facts = ", ".join(f"{name} {value}" for name, value in block.pairs)
@@ -125,9 +137,18 @@ def _flat(block: Block, indent: int) -> Iterator[Indented]:
 def _print(console: Console, block: Block, indent: int, width: int | None) -> None:
     """Print a block. Each line of code, and each row of a table without `width`, stays one line."""
     from rich.padding import Padding
+    from rich.text import Text as Line
 
-    table = isinstance(block, Table)
-    whole = table if width is None else isinstance(block, Text) and block.look == "code"
+    if isinstance(block, Table) and block.remarks:
+        table = _excerpt(block)
+        remarks = [*[""] * bool(_head_of(table)), *block.remarks]
+        for row, remark in zip(_rows(table), remarks, strict=False):
+            console.print(Padding(row, (0, 0, 0, indent), expand=False))
+            if remark:
+                below = Padding(Line(printable(remark)), (0, 0, 0, indent + REMARK), expand=False)
+                console.print(below, width=width or WIDTH)
+        return
+    whole = isinstance(block, Table) if width is None else isinstance(block, Text) and block.look == "code"
     lines = _rows(_excerpt(block)) if width is None and isinstance(block, Table) else _lines(block)
     for line in lines:
         console.print(Padding(line, (0, 0, 0, indent), expand=False), width=None if whole else width or WIDTH)

@@ -47,7 +47,7 @@ def test_the_recipe_goes_to_stdout_and_the_report_to_stderr(folder: Path) -> Non
         status, printed, errors = run(LOSSY, *output)
         assert status == 0 and printed.startswith(f"{HEAD}\n# Ported by")
         assert "fsdp 4 x 2 micro-batches" in errors and "fsdp 4 x 2" not in printed
-        assert "Faketune: 4 keys exact" in errors and "fake_rank" in errors
+        assert "config.yaml: 4 keys exact" in errors and "fake_rank" in errors
     assert [path.name for path in folder.iterdir()] == ["config.yaml"]
 
 

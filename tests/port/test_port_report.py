@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
-from recipec.port.report import CHANGES, MOST_LINES, OTHER_DEFAULTS, headline, markdown, terminal
+from recipec.compiler.pages import markdown, text
+from recipec.port.report import CHANGES, MOST_CHANGES, OTHER_DEFAULTS, document, headline
 from tests.port.conftest import CONFIG, Port
 
 OPTIM = "optim: {rate: 0.1}\nnoise: 0.1\nnoises: 0.2\nimages: 3\n"
@@ -30,19 +31,21 @@ def test_report_lists_changes_first_ordered_by_severity(ported: Port) -> None:
     assert [row.key for together, _ in told[OTHER_DEFAULTS] for row in together] == ["fake_rank"], (
         "not fake_micro"
     )
-    lines = terminal(made.title, made.files, made.rows, 100, color=False).splitlines()
-    assert lines[0].startswith("Faketune: 3 keys exact") and lines[2] == CHANGES
-    assert lines.index("config.yaml") > lines.index(OTHER_DEFAULTS)
-    page = markdown(made.title, made.files, made.rows)
+    report = document(made.title, made.files, made.rows)
+    lines = text.write(report).splitlines()
+    assert lines[0] == "Port from Faketune" and lines[1].startswith("config.yaml: 3 keys exact")
+    assert lines[3] == CHANGES and lines.index("config.yaml") > lines.index(OTHER_DEFAULTS)
+    page = markdown.write(report)
     assert page.index(f"## {CHANGES}") < page.index("## config.yaml")
-    assert "- unsupported: `images` of `config.yaml:8`: images are not learned here\n" in page
+    assert "| unsupported | `images` | config.yaml:8 | images are not learned here |\n" in page
 
 
 def test_report_summary_fits_on_one_screen(ported: Port) -> None:
     made = ported(CONFIG + "".join(f"unknown_{n}: {n}\n" for n in range(60)))
     made.rows = [replace(row, note=f"{row.key}: {row.note}") for row in made.rows]
-    lines = terminal(made.title, made.files, made.rows, 100, color=False).splitlines()
-    assert lines.index("config.yaml") <= 40 and lines[MOST_LINES + 2] == "... and more, in the table"
+    lines = text.write(document(made.title, made.files, made.rows)).splitlines()
+    left = sum(len(groups) for groups in headline(made.rows).values()) - MOST_CHANGES
+    assert lines.index("config.yaml") <= 40 and f"  and {left} more, in the tables" in lines
 
 
 def test_html_page_shows_values_as_yaml(root: Path, tmp_path: Path) -> None:
@@ -53,7 +56,7 @@ def test_html_page_shows_values_as_yaml(root: Path, tmp_path: Path) -> None:
     arguments = ["port", str(config), "-o", str(tmp_path / "recipe.yaml"), "--html", str(page)]
     assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
     words = re.sub(r"<[^>]*>", "", page.read_text(encoding="utf-8").partition("<body>")[2])
-    assert "seed: null" in words and not re.search(r"\b(None|True|False)\b", words)
+    assert re.search(r"\bseed\s+null\b", words) and not re.search(r"\b(None|True|False)\b", words)
 
 
 def test_html_page_links_config_and_recipe_lines(
