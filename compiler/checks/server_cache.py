@@ -11,6 +11,7 @@ from recipec.compiler.checks.server_flags import E0625
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.pages.numbers import gb_number, kib_number
 from recipec.compiler.roofline.server_estimate import none_fits, server_of
 from recipec.compiler.roofline.server_memory import decode_block
 from recipec.compiler.vllm import blocks
@@ -179,8 +180,8 @@ def _heads(facts: Facts, server: Server, serve: Serve) -> Iterator[Diagnostic]:
     yield Diagnostic(
         N0607,
         f"{facts.model.title} has {plural(least, 'key/value head')} in {names} layers, fewer than "
-        f"tensor_parallel_size {tp}: each device stores one{fp8}. A token takes {before / 1024:,.0f} KiB of "
-        f"a replica's cache, and would take {after / 1024:,.0f} KiB at {size} (an estimate)",
+        f"tensor_parallel_size {tp}: each device stores one{fp8}. A token takes {kib_number(before)} KiB of "
+        f"a replica's cache, and would take {kib_number(after)} KiB at {size} (an estimate)",
         "serve.tensor_parallel_size",
         f"tensor_parallel_size: {size}, data_parallel_size: {replicas}; each replica then stores the "
         f"weights, and all caches together hold {fits[1]:,} tokens instead of {fits[0]:,}",
@@ -276,14 +277,14 @@ def _blocks(server: Server, serve: Serve) -> Iterator[Diagnostic]:
     if after.estimate_seconds > before.estimate_seconds * (1 - LEAST_GAIN):
         return
     block = max(decode_block(kind, serve) or 0 for kind in windowed)
-    read = [step.whole_cache_bytes / 1e9 for step in (before, after)]
+    read = [gb_number(step.whole_cache_bytes, 1) for step in (before, after)]
     took = [step.estimate_seconds * 1e3 for step in (before, after)]
     yield Diagnostic(
         N0635,
         f"the decode kernel reads {block:,} tokens at a time, and skips few or no tokens before a window of "
         f"{windowed[0].window:,}. For {plural(sequences, 'sequence')} of {context:,} tokens a step reads "
-        f"{read[0]:.1f} GB of each device's cache in about {took[0]:.1f} ms. With blocks of {BLOCK:,} it "
-        f"would read {read[1]:.1f} GB in {took[1]:.1f} ms (an estimate, untested on hardware)",
+        f"{read[0]} GB of each device's cache in about {took[0]:.1f} ms. With blocks of {BLOCK:,} it "
+        f"would read {read[1]} GB in {took[1]:.1f} ms (an estimate, untested on hardware)",
         "serve.decode_block_sizes",
         f"decode_block_sizes: {list(recommended)}",
     )

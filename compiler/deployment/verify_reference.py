@@ -17,6 +17,7 @@ from typing import Any
 
 from recipec.compiler.catalog import tensors_in
 from recipec.compiler.lowering.sizes import BYTES
+from recipec.compiler.pages.numbers import gb_number
 from recipec.compiler.trained.model_folder import template_variables
 from recipec.runtime.errors import UserError, first_line
 from recipec.runtime.process_memory import available_memory
@@ -130,10 +131,10 @@ def refuse_too_large(folder: Path, dtype: str) -> None:
     if available is None or need <= available:
         return
     smaller = numbers * BYTES["bfloat16"] * 1.05 + SPARE
-    other = f"--dtype bfloat16 takes {smaller / 1e9:.1f} GB, or " if dtype == "float32" else ""
+    other = f"--dtype bfloat16 takes {gb_number(smaller, 1)} GB, or " if dtype == "float32" else ""
     raise UserError(
-        f"{folder} has {numbers / 1e9:.2f} billion numbers, which take {need / 1e9:.1f} GB in {dtype}, and "
-        f"this machine has {available / 1e9:.1f} GB available",
+        f"{folder} has {numbers / 1e9:.2f} billion numbers, which take {gb_number(need, 1)} GB in {dtype}, "
+        f"and this machine has {gb_number(available, 1)} GB available",
         f"{other}run it on a machine with more memory; only the URL and the folder are needed there",
     )
 

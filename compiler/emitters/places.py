@@ -60,11 +60,6 @@ def _below(folder: str, path: str) -> str:
     return path if "://" in path or path.startswith(("/", "~")) else f"{folder}/{path}"
 
 
-def in_words(size: int) -> str:
-    """Format a number of bytes: "61.4 GB", "2.5 MB"."""
-    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
-
-
 def is_hub_id(model: str) -> bool:
     """Return whether a model is named by its Hugging Face id rather than by a folder or an address."""
     return not model.startswith((".", "/", "~", OWN_MODELS))

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from recipec.compiler import card
 from recipec.compiler.emitters.launch import accelerator_type, launch_section, place_flags
 from recipec.compiler.emitters.lock import compiler_name
-from recipec.compiler.emitters.places import in_words, is_hub_id, places
+from recipec.compiler.emitters.places import is_hub_id, places
 from recipec.compiler.emitters.probe import has_probe
 from recipec.compiler.emitters.server import serving_name
 from recipec.compiler.emitters.settings_text import kind
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.references import asks_chats, inputs
 from recipec.compiler.pages import markdown
+from recipec.compiler.pages.numbers import file_size
 from recipec.compiler.render import code_span, render, shell_word
 from recipec.compiler.vllm.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
 from recipec.compiler.wording import listing, mesh_axes, plural, rounded
@@ -68,7 +69,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         gcs=pins.uses_gcs(program),
         wandb_project=recipe.train.log.wandb_project,
         mlflow_experiment=recipe.train.log.mlflow_experiment,
-        weights=in_words(folders.size),
+        weights=file_size(folders.size),
         downloads=is_hub_id(recipe.model.id),
         staging=staging,
         model_flag="" if cpu and is_hub_id(recipe.model.id) else f" --model {staging}",

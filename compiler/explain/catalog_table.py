@@ -53,13 +53,13 @@ def models(word: str) -> list[KnownModel]:
     Args:
         word: upper and lower case are alike; "" for all.
     """
-    found = [id for id in catalog.entries() if word.lower() in f"{id}\n{_family(id)}".lower()]
+    ids = [id for id in catalog.entries() if word.lower() in f"{id}\n{_family(id)}".lower()]
     bare = _bare(word)
-    if not found and bare:  # "gemma4-31b" and "Gemma 4 31B" both match gemma-4-31B
-        found = [id for id in catalog.entries() if bare in _bare(id) or bare in _bare(_family(id))]
-    if not found and "/" in word and (original := catalog.original_of(word)):
+    if not ids and bare:  # "gemma4-31b" and "Gemma 4 31B" both match gemma-4-31B
+        ids = [id for id in catalog.entries() if bare in _bare(id) or bare in _bare(_family(id))]
+    if not ids and "/" in word and (original := catalog.original_of(word)):
         return [_known(original, word)]
-    return [_known(id) for id in found]
+    return [_known(id) for id in ids]
 
 
 def document(models: Sequence[KnownModel]) -> Document:

@@ -12,6 +12,7 @@ from recipec.compiler.emitters.emit import emit
 from recipec.compiler.explain.explain import leaves, product_types, scales, stored_type, weight_bytes
 from recipec.compiler.lowering import libtpu
 from recipec.compiler.lowering.run_length import run_length
+from recipec.compiler.pages.numbers import gib_number
 from recipec.compiler.wording import in_layers, listing, plural, rounded, split_layer
 from recipec.runtime.model.partition_rules import TOKENS
 from recipec.runtime.settings import OF_A_SOURCE
@@ -117,7 +118,7 @@ def _mesh(a: Program, b: Program) -> Iterator[str]:
         old, new = (program.recipe.mesh.axes.get(axis, 1) for program in (a, b))
         if old != new:
             yield f"{what} are split over {plural(old, 'device')} ({axis}) -> {new}"
-    sizes = (f"{weight_bytes(program) / 2**30:.2f}" for program in (a, b))
+    sizes = (gib_number(weight_bytes(program)) for program in (a, b))
     yield from _changed("base weights on each device", *sizes, end=" GiB")
     if a.architecture == b.architecture:
         specs = {p.path: p.spec for p in a.parameters}

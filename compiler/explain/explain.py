@@ -20,6 +20,7 @@ from recipec.compiler.lowering.run_length import held_out, run_length, warmup_st
 from recipec.compiler.lowering.runtime_settings import SETTINGS
 from recipec.compiler.lowering.sizes import BYTES, needs_master_weights
 from recipec.compiler.pages.document import Block, Document, Items, Table, Text, sheet
+from recipec.compiler.pages.numbers import gib_number
 from recipec.compiler.vllm.device_memory import weight_size
 from recipec.compiler.wording import (
     KINDS,
@@ -200,13 +201,14 @@ def _model(program: Program) -> list[str]:
     origin = "the catalog" if program.model_origin == "catalog" else program.model_origin
     if _lock(program):
         origin += f", added from the hub at commit {recipe.model.revision}"
-    size = program.base_parameters * BYTES[recipe.model.dtype] / 2**30
+    size = program.base_parameters * BYTES[recipe.model.dtype]
     out = [
         f"{catalog.title(recipe.model.id)}, family {program.family.name}; its sizes are from {origin}",
         f"{a.num_layers} layers ({listing(f'{len(n)} {name}' for name, n in present.items())}), hidden size "
         f"{a.hidden_size:,}, {a.num_heads} attention heads, key/value heads {kv}",
-        f"{program.base_parameters:,} base parameters ({quantity(program.base_parameters)}), {size:.1f} "
-        f"GiB in {recipe.model.dtype}; {'all are trained' if program.lora is None else 'they stay frozen'}",
+        f"{program.base_parameters:,} base parameters ({quantity(program.base_parameters)}), "
+        f"{gib_number(size, 1)} GiB in {recipe.model.dtype}; "
+        f"{'all are trained' if program.lora is None else 'they stay frozen'}",
         f"dtype is set for loading, parameters and computation: {recipe.model.dtype} in all three",
     ]
     if recipe.model.vocab_size is not None:
@@ -236,9 +238,8 @@ def _mesh(program: Program) -> list[str]:
     )
     if TOKENS in axes:
         out.append(f"the tokens of a row, and with fsdp the weights, split over {axes[TOKENS]} devices (cp)")
-    gib = weight_bytes(program) / 2**30
     room = f" of {accelerator.hbm_gib / accelerator.devices_per_chip:g}" if accelerator.hbm_gib else ""
-    out.append(f"base weights take {gib:.2f}{room} GiB of each device")
+    out.append(f"base weights take {gib_number(weight_bytes(program))}{room} GiB of each device")
     return out
 
 
@@ -296,7 +297,7 @@ def _lora(program: Program) -> list[str]:
         f"{arrays:,} arrays, {scales(program)}",
         f"LoRA reaches {program.reach}",
         f"adapters and optimizer state in {lora.dtype}: "
-        f"{3 * trained * BYTES[lora.dtype] / 2**30:.2f} GiB over all devices",
+        f"{gib_number(3 * trained * BYTES[lora.dtype])} GiB over all devices",
     ]
     if whole := [parameter for parameter in program.whole if parameter not in program.token_rows]:
         modules = dict.fromkeys(split_layer(source.module)[0] for p in whole for source in p.sources)
@@ -415,12 +416,12 @@ def _remat(program: Program) -> list[str]:
 
 
 def _xla(program: Program) -> list[str]:
-    found = flags(program)
-    if not found:
+    names = flags(program)
+    if not names:
         return [
             "the compiler's defaults: every gather of weights is done before the product that needs it begins"
         ]
-    return [f"libtpu compiles the step with {plural(len(found), 'flag')}: {' '.join(found)}"]
+    return [f"libtpu compiles the step with {plural(len(names), 'flag')}: {' '.join(names)}"]
 
 
 def _data(program: Program) -> list[str]:
@@ -711,11 +712,12 @@ def _serve(program: Program) -> list[str]:
     serve, accelerator = program.recipe.serve, program.serve_accelerator
     if serve is None or accelerator is None:
         return []
-    gib = program.base_parameters * weight_size(program.recipe) / serve.tensor_parallel_size / 2**30
+    size = program.base_parameters * weight_size(program.recipe) / serve.tensor_parallel_size
     return [
         accelerator.describe(),
         f"{plural(serve.data_parallel_size, 'replica')}, each on "
-        f"{plural(serve.tensor_parallel_size, 'device')}; its weights take about {gib:.1f} GiB of each",
+        f"{plural(serve.tensor_parallel_size, 'device')}; its weights take about "
+        f"{gib_number(size, 1)} GiB of each",
     ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import run_length
 from recipec.compiler.lowering.sizes import BYTES
+from recipec.compiler.pages.numbers import gib_number
 from recipec.compiler.wording import plural, rounded
 from recipec.runtime.training.objectives import NLL, OBJECTIVES, keeps_copy, settings_of
 from recipec.spec.language.train import Train
@@ -25,10 +26,10 @@ def objective(program: Program) -> list[str]:
         what = "adapters" if recipe.lora.start_from is None else "adapter"
         out.append(f"the reference is a copy of the {what}{whole} that training starts from")
     elif keeps_copy(train, recipe.lora):
-        gib = program.trainable_parameters * BYTES[recipe.model.dtype] / 2**30
+        size = program.trainable_parameters * BYTES[recipe.model.dtype]
         out.append(
-            f"the reference is a copy of the weights that training starts from: {gib:.2f} GiB over all "
-            "devices"
+            f"the reference is a copy of the weights that training starts from: {gib_number(size)} GiB "
+            "over all devices"
         )
     elif kind.refers(train.loss_type):
         out.append("the reference is the base without its adapters, so it needs no additional weights")

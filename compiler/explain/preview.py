@@ -198,10 +198,10 @@ def _trained_on(
     try:
         templates = chat_templates(tokenizer, data, folder, other.sources)
         how = coding(tokenizer, templates, data, program.architecture.vocab_size, other.sources)
-        found, _ = tokenize(_readers(other, data, folder), how, data, None, f"tokenizing {other.name}")
+        others, _ = tokenize(_readers(other, data, folder), how, data, None, f"tokenizing {other.name}")
     except UserError as error:
         return [f"{other.name} is not compared with {split}: {error.message}"]
-    held, trained = (found, samples) if split == "train" else (samples, found)
+    held, trained = (others, samples) if split == "train" else (samples, others)
     window = "the beginning of the stream" if data.stream_window is not None else ""
     count, chooses = held.shared_with(trained), choosing(program.recipe)
     warning = evaluation_warning(count, len(held.fingerprints), chooses, window)

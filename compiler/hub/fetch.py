@@ -26,6 +26,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.hub.hub_errors import HubNotReached, refused
 from recipec.compiler.json_value import json_value
 from recipec.compiler.packages import install, missing_packages
+from recipec.compiler.pages.numbers import gb_number
 from recipec.compiler.terminal import log
 from recipec.compiler.wording import plural
 from recipec.compiler.writing import cannot_be_written
@@ -70,7 +71,7 @@ class Fetched:
         shards = len({tensor.file for tensor in self.tensors.values()})
         size = sum(tensor.end - tensor.start for tensor in self.tensors.values())
         brought = f"{self.id} at commit {self.commit}, {plural(len(self.files), 'file')}"
-        of = f"of {plural(shards, 'file')} with {size / 1e9:.1f} GB"
+        of = f"of {plural(shards, 'file')} with {gb_number(size, 1)} GB"
         return f"{brought}; {plural(len(self.tensors), 'tensor')} {of} listed"
 
 

@@ -29,6 +29,7 @@ from recipec.compiler.new.machines import (
 )
 from recipec.compiler.pages import text
 from recipec.compiler.pages.document import Document, Table, Text, sheet
+from recipec.compiler.pages.numbers import memory_size
 
 NO_SERVER = "none"
 
@@ -162,7 +163,7 @@ def _machines(fitting: Sequence[Fit], small: Sequence[str]) -> Document:
             [
                 machine.name,
                 str(machine.chips) if tpu else "-",
-                f"{machine.hbm_bytes_per_device / 2**30:g}" if tpu else "-",
+                memory_size(machine.hbm_bytes_per_device) if tpu else "-",
                 f"{price:.2f}" if price is not None else "-",
                 fitted.way(),
             ]

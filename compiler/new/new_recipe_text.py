@@ -14,6 +14,7 @@ from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.new.data_source import PLACEHOLDER, NewData
 from recipec.compiler.new.draft import EVERY, JUDGED, RANK, Draft, Pace, dtype
+from recipec.compiler.pages.numbers import gib_number, memory_size
 from recipec.compiler.wording import listing, plural, quantity, which_layers
 from recipec.runtime.model.families import Architecture
 from recipec.spec.commented_recipe import Line, recipe_text
@@ -292,9 +293,9 @@ def _available(c: Contents) -> str:
 
 def gib(size: float) -> str:
     """Write GiB without the unit: "22.4". Estimates are not more precise."""
-    return f"{size / 2**30:.1f}"
+    return gib_number(size, 1)
 
 
 def available(accelerator: Accelerator) -> str:
     """Write the memory of a device: "31.25 GiB"."""
-    return f"{accelerator.hbm_bytes_per_device / 2**30:g} GiB"
+    return f"{memory_size(accelerator.hbm_bytes_per_device)} GiB"

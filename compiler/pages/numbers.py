@@ -138,9 +138,34 @@ def gib_number(count: float, decimals: int = 2) -> str:
     return f"{count / GIB:,.{decimals}f}"
 
 
+def memory_size(count: float) -> str:
+    """Write the memory of a device in GiB, exactly and without the unit: "31.25", "95"."""
+    return f"{count / GIB:g}"
+
+
+def kib_number(count: float) -> str:
+    """Write bytes in KiB without the unit: "800"."""
+    return f"{count / 2**10:,.0f}"
+
+
 def gb_number(count: float, decimals: int = 2) -> str:
     """Write bytes of files and of traffic in GB without the unit: "62.58"."""
     return f"{count / 1e9:,.{decimals}f}"
+
+
+def mb_number(count: float) -> str:
+    """Write bytes of files in MB without the unit: "1.5"."""
+    return f"{count / 1e6:,.1f}"
+
+
+def file_size(count: float) -> str:
+    """Write bytes of files with three digits: "61.4 GB", "2.5 MB"."""
+    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
+
+
+def ms_number(seconds: float) -> str:
+    """Write seconds in ms with one decimal, so that columns line up, without the unit: "48.4"."""
+    return f"{seconds * 1e3:,.1f}"
 
 
 def traffic(count: float) -> str:

@@ -114,21 +114,21 @@ def parity(
     console = console or new_console()
     work = claim(folder) if folder else Path(tempfile.mkdtemp(prefix=f"parity-{program.name}-"))
     pipeline = Pipeline(console, work / "logs", expected=_expected(program, backends.chosen))
-    found = Parity(False, work, left_out=backends.left_out)
+    result = Parity(False, work, left_out=backends.left_out)
     carry_out(
-        pipeline, work, lambda: _run(program, backends.chosen, steps, tolerances or {}, pipeline, found)
+        pipeline, work, lambda: _run(program, backends.chosen, steps, tolerances or {}, pipeline, result)
     )
     if not pipeline.ok:
         pipeline.print_table(f"parity of {program.name}")
-    found.ok = pipeline.ok and bool(found.rows) and all(row.ok for row in found.rows)
-    found.seconds = {result.step: result.seconds for result in pipeline.results}
-    if found.rows:
+    result.ok = pipeline.ok and bool(result.rows) and all(row.ok for row in result.rows)
+    result.seconds = {step.step: step.seconds for step in pipeline.results}
+    if result.rows:
         from recipec.compiler.parity.compare import document
 
         title = f"parity of {program.name}, {steps} steps"
-        text.show(document(title, found.rows, found.control, found.left_out), stream=console.file)
-    clear_up(console, work, found.ok, keep=folder is not None)
-    return found
+        text.show(document(title, result.rows, result.control, result.left_out), stream=console.file)
+    clear_up(console, work, result.ok, keep=folder is not None)
+    return result
 
 
 def _run(
@@ -137,13 +137,13 @@ def _run(
     steps: int,
     tolerances: Mapping[str, float],
     pipeline: Pipeline,
-    found: Parity,
+    result: Parity,
 ) -> None:
-    work = found.folder
-    made: list[Program] = []
+    work = result.folder
+    miniatures: list[Program] = []
     pipeline.step("miniature", lambda: write_miniature(program, work, dtype="float32"))
-    pipeline.step("compile", lambda: _compile(program, backends, steps, work, pipeline.console, made))
-    small = made[0]
+    pipeline.step("compile", lambda: _compile(program, backends, steps, work, pipeline.console, miniatures))
+    small = miniatures[0]
     runs = {backend: Trained(pipeline, work, small, backend.value, backend) for backend in backends}
     for run in runs.values():
         pipeline.step(run.name, run.train)
@@ -153,7 +153,7 @@ def _run(
         pipeline.step("control", functools.partial(_control, control, small, work))
     merged = [*runs.values(), *([control] if control else [])]
     pipeline.step("merge", lambda: _merge(merged))
-    pipeline.step("compare", lambda: _compare(runs, control, tolerances, found))
+    pipeline.step("compare", lambda: _compare(runs, control, tolerances, result))
 
 
 def _has_control(program: Program, backends: Sequence[Backend]) -> bool:
@@ -178,11 +178,11 @@ def _compile(
     steps: int,
     work: Path,
     console: Console,
-    made: list[Program],
+    miniatures: list[Program],
 ) -> str:
     replaced = write_recipe(program, steps, work)
-    made.append(compile_miniature(program.name, work, backends, replaced, console))
-    return f"{mesh_axes(made[0].recipe.mesh.axes)}, {len(replaced)} values replaced"
+    miniatures.append(compile_miniature(program.name, work, backends, replaced, console))
+    return f"{mesh_axes(miniatures[0].recipe.mesh.axes)}, {len(replaced)} values replaced"
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ def _merge(runs: Sequence[Trained]) -> str:
 
 
 def _compare(
-    runs: Mapping[Backend, Trained], control: Trained | None, tolerances: Mapping[str, float], found: Parity
+    runs: Mapping[Backend, Trained], control: Trained | None, tolerances: Mapping[str, float], result: Parity
 ) -> str:
     from recipec.compiler.parity.compare import TOLERANCES, compare
 
@@ -285,14 +285,14 @@ def _compare(
             # The control's gradients at step 0 are its own: it measures how differences grow from there.
             pair = [runs[control.backend].subject(), control.subject()]
             given = ("targets", "rows", "initial")
-            found.control = [row for row in compare(pair, {}) if row.quantity not in given]
+            result.control = [row for row in compare(pair, {}) if row.quantity not in given]
     except UserError as error:
         raise StepFailed(error.message) from error
-    found.rows = compare(subjects, limits, found.control)
-    failed = sum(not row.ok for row in found.rows)
+    result.rows = compare(subjects, limits, result.control)
+    failed = sum(not row.ok for row in result.rows)
     if failed:
-        return f"{failed} of {len(found.rows)} differ more than allowed"
-    return f"{len(found.rows)} quantities within their limits"
+        return f"{failed} of {len(result.rows)} differ more than allowed"
+    return f"{len(result.rows)} quantities within their limits"
 
 
 def write_recipe(program: Program, steps: int, work: Path) -> list[MiniatureChange]:
@@ -386,11 +386,11 @@ def choose(
     left_out: dict[str, str] = {}
     refusals: list[Diagnostic] = []
     for backend in (backend for backend in Backend if backend in wanted):
-        found = locate(diagnosed(program, [backend]), loaded.sources)
-        refused = [one for one in found if one.severity == "error"]
+        diagnostics = locate(diagnosed(program, [backend]), loaded.sources)
+        refused = [item for item in diagnostics if item.severity == "error"]
         missing = missing_packages(PACKAGES[backend])
         if refused:
-            left_out[backend.value] = "; ".join(f"{one.code}, {one.message}" for one in refused)
+            left_out[backend.value] = "; ".join(f"{item.code}, {item.message}" for item in refused)
             refusals += refused
         elif missing:
             left_out[backend.value] = f"{listing(missing)} cannot be imported"

@@ -28,6 +28,7 @@ from recipec.compiler.pages.numbers import (
     capacity,
     duration,
     flops,
+    gb_number,
     gib,
     hours,
     in_words,
@@ -381,7 +382,7 @@ def _roofline(estimate: Estimate) -> Section:
     y = [done / seconds / 1e12 for _, _, done, _, seconds in shown]
     ends = [min([ridge, *x]) / 8, ridge, max([ridge, *x]) * 4]
     roof = [ends[0] * bandwidth / 1e12, peak / 1e12, peak / 1e12]
-    named = f"peak {flops(peak, 'FLOP/s')}, HBM {number(bandwidth / 1e9)} GB/s"
+    named = f"peak {flops(peak, 'FLOP/s')}, HBM {gb_number(bandwidth, 0)} GB/s"
     low = [min(roof + y), peak / 1e12]
     data = [
         scatter(named, ends, roof, INK, hoverinfo="skip"),

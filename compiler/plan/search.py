@@ -24,6 +24,7 @@ from recipec.compiler.lowering.hardware import arranged
 from recipec.compiler.lowering.libtpu import profiles
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import tp_sizes
+from recipec.compiler.pages.numbers import gib_number
 from recipec.compiler.plan.depth import parts
 from recipec.compiler.plan.planner import check_target, estimate, job
 from recipec.compiler.plan.pool import Progress, compile_jobs
@@ -39,7 +40,6 @@ MOST = 24
 """Configurations that are compiled at most."""
 TOGETHER = 4
 """Configurations that are compiled together, before the rest is pruned by their results."""
-GIB = 2**30
 INTERRUPTED = "the search was interrupted before that"
 
 
@@ -140,7 +140,7 @@ class _RunningSearch:
                 self._settle(
                     candidate,
                     "too large",
-                    f"it needs at least {candidate.memory / GIB:.1f} GiB of {available / GIB:.1f} GiB",
+                    f"it needs at least {_of(candidate.memory, available)}",
                 )
                 continue
             out.append(candidate)
@@ -225,7 +225,7 @@ class _RunningSearch:
         estimated = estimate(program, compiled)
         refused = next((one for one in compiled if one.out_of_memory), None)
         if refused is not None or estimated.memory.headroom < 0:
-            needed = f"{estimated.memory.used / GIB:.1f} GiB of {estimated.memory.available / GIB:.1f} GiB"
+            needed = _of(estimated.memory.used, estimated.memory.available)
             self.large.append(candidate)
             self._settle(candidate, "too large", f"it needs {needed}", memory=estimated.memory)
             return
@@ -473,3 +473,7 @@ def received(collective: Collective, axes: Mapping[str, int]) -> float:
     if collective.kind == "collective-permute":
         return collective.bytes
     return share * collective.bytes
+
+
+def _of(needed: float, available: float) -> str:
+    return f"{gib_number(needed, 1)} GiB of {gib_number(available, 1)} GiB"

@@ -114,8 +114,8 @@ def _initialize(directory: Path, config: Mapping[str, Any], dtype: str) -> None:
     import transformers
 
     torch.manual_seed(0)
-    made = transformers.AutoConfig.for_model(**floats(dict(config)))
-    model = transformers.AutoModelForCausalLM.from_config(made, dtype=torch.float32).eval()
+    transformers_config = transformers.AutoConfig.for_model(**floats(dict(config)))
+    model = transformers.AutoModelForCausalLM.from_config(transformers_config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(0)
     embedding = model.get_input_embeddings().weight
     head = getattr(model.get_output_embeddings(), "weight", None)

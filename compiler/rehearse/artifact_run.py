@@ -11,6 +11,7 @@ from pathlib import Path
 
 from recipec import ROOT
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.pages.numbers import mb_number
 from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, last_lines
 from recipec.compiler.report.metrics import Metrics
 from recipec.compiler.report.run_folder import METRICS
@@ -109,7 +110,7 @@ class ArtifactRun:
         if not files:
             raise StepFailed(f"merge.py wrote no safetensors to {self.resumed / self.merged}")
         size = sum(file.stat().st_size for file in files)
-        return f"{plural(len(files), 'file')}, {size / 1e6:.1f} MB"
+        return f"{plural(len(files), 'file')}, {mb_number(size)} MB"
 
     def verify(self) -> str:
         """Compare the logits of base + adapter in Tunix with those of the merged checkpoint."""

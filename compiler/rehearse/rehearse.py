@@ -188,7 +188,7 @@ def compile_miniature(
     """
     lowered = lower(load(work / RECIPE))
     refused = [] if lowered.program is None else diagnosed(lowered.program, backends)
-    errors = [found for found in [*lowered.diagnostics, *refused] if found.severity == "error"]
+    errors = [item for item in [*lowered.diagnostics, *refused] if item.severity == "error"]
     if lowered.program is None or errors:
         raise StepFailed("the recipe does not compile in miniature", render_text(errors))
     files = emit(lowered.program, others([backend.value for backend in backends]))

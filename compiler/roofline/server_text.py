@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recipec.compiler.pages.document import Block, Document, Table, Text, sheet
+from recipec.compiler.pages.numbers import gb_number, mb_number, ms_number
 from recipec.compiler.roofline.server_results import Cache, Comparison, Load, ServingPlan, StepBounds
 from recipec.compiler.wording import plural
 
@@ -40,8 +41,8 @@ def _heading(serving: ServingPlan) -> list[Block]:
 
 
 def _weights(serving: ServingPlan) -> list[Block]:
-    rows = [[w.name, _gb(w.bytes), TYPES[w.number_bytes], w.placed] for w in serving.weights]
-    rows.append(["together", _gb(serving.weight_bytes)])
+    rows = [[w.name, gb_number(w.bytes), TYPES[w.number_bytes], w.placed] for w in serving.weights]
+    rows.append(["together", gb_number(serving.weight_bytes)])
     return [Table(("weights", "GB", "type", "placed"), rows, words=(2, 3))]
 
 
@@ -51,7 +52,7 @@ def _caches(serving: ServingPlan) -> list[Block]:
     head = ["cache of layers", "layers", "heads", "on a device", "head size", "window", "bytes a token"]
     table = Table([*head, "without padding"], [*rows, total])
     states = [
-        f"the states of {kind.name} layers: {kind.bytes_per_sequence / 1e6:,.1f} MB a sequence, of any length"
+        f"the states of {kind.name} layers: {mb_number(kind.bytes_per_sequence)} MB a sequence, of any length"
         for kind in serving.caches
         if kind.bytes_per_sequence
     ]
@@ -74,12 +75,12 @@ def _cache(kind: Cache) -> list[str]:
 def _memory(serving: ServingPlan) -> list[Block]:
     usable = serving.hbm_bytes * serving.memory_share
     rows = [
-        ["of the device", _gb(serving.hbm_bytes)],
-        ["vLLM's share of it", _gb(usable), f"{serving.memory_share:.0%}"],
-        ["weights", _gb(serving.weight_bytes)],
+        ["of the device", gb_number(serving.hbm_bytes)],
+        ["vLLM's share of it", gb_number(usable), f"{serving.memory_share:.0%}"],
+        ["weights", gb_number(serving.weight_bytes)],
         [
             "left for the cache",
-            _gb(serving.cache_bytes),
+            gb_number(serving.cache_bytes),
             f"{serving.tokens_fit:,} tokens of a replica: {serving.sequences_fit:,} sequences of "
             f"max_model_len {serving.max_model_len:,}, where max_num_seqs is {serving.max_num_seqs:,}",
         ],
@@ -91,9 +92,9 @@ def _decode(serving: ServingPlan) -> list[Block]:
     rows = [
         [
             f"{step.sequences:g} x {step.tokens:,.0f}",
-            _gb(step.weight_bytes),
-            _gb(step.cache_bytes),
-            _gb(step.whole_cache_bytes),
+            gb_number(step.weight_bytes),
+            gb_number(step.cache_bytes),
+            gb_number(step.whole_cache_bytes),
             *_times(step),
         ]
         for step in serving.decode
@@ -119,7 +120,7 @@ def _prefill(serving: ServingPlan) -> list[Block]:
 
 def _times(step: StepBounds) -> list[str]:
     return [
-        _ms(seconds)
+        ms_number(seconds)
         for seconds in (
             step.memory_seconds,
             step.compute_seconds,
@@ -150,8 +151,8 @@ def _load(one: Load) -> list[str]:
         "all at once" if one.request_rate is None else f"{one.request_rate:g}",
         f"{one.concurrency:,.1f}",
         one.limited_by,
-        _ms(one.ttft_seconds),
-        _ms(one.tpot_seconds),
+        ms_number(one.ttft_seconds),
+        ms_number(one.tpot_seconds),
         f"{one.tokens_per_second:,.0f}",
         "no price" if usd is None else f"{usd:,.2f}",
     ]
@@ -176,11 +177,3 @@ def _comparison(one: Comparison) -> Iterator[str]:
         if value is not None:
             yield f"{value:.{digits}f} {one.unit}"
             yield f"{one.published / value:.{digits}f}"
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:,.2f}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f}"

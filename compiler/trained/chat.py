@@ -12,6 +12,7 @@ from typing import Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.packages import require_packages
+from recipec.compiler.pages.numbers import gb_number
 from recipec.compiler.terminal import doing, note
 from recipec.compiler.trained.model_folder import Trained, open_trained, template_variables
 from recipec.runtime.data.stops import GENERATION
@@ -169,7 +170,8 @@ def _demand_memory(folder: Path) -> None:
     need, there = sum(path.stat().st_size for path in folder.glob("*.safetensors")), available_memory()
     if there is not None and need > there:
         raise ArtifactError(
-            f"the weights take {need / 1e9:.1f} GB, and this machine has {there / 1e9:.1f} GB available",
+            f"the weights take {gb_number(need, 1)} GB, and this machine has "
+            f"{gb_number(there, 1)} GB available",
             "serve it (`recipe serve up`), or use a machine with more memory",
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from recipec.compiler.pages.document import Block, Document, Section, Table, Text
-from recipec.compiler.pages.numbers import duration, gib_number, milliseconds, traffic
+from recipec.compiler.pages.numbers import duration, gb_number, gib_number, milliseconds, traffic
 from recipec.compiler.plan.fit import yaml_lines
 from recipec.compiler.plan.server_step.server_plan import (
     CompiledServing,
@@ -44,23 +44,23 @@ def document(planned: CompiledServing) -> Document:
     return Document("", sections)
 
 
-def search_document(found: ServingSearch) -> Document:
+def search_document(search: ServingSearch) -> Document:
     """Return a search: a table, and the recipe lines of the best configuration."""
     head = ("TP", "DP", "cache", "decode blocks", "tokens in cache", "TPOT alone", "full", "tokens/s", "")
-    rows = [_row(candidate, index == found.best) for index, candidate in enumerate(found.candidates)]
+    rows = [_row(candidate, index == search.best) for index, candidate in enumerate(search.candidates)]
     sections = [
         _untitled(["Times are estimates: nothing was measured on a TPU."]),
         Section("", "", (), [Table(head, rows, words=(2, 3, 8))]),
     ]
-    if found.best is None:
+    if search.best is None:
         sections.append(_untitled(["None fits."]))
-    elif (best := found.candidates[found.best]).sets:
+    elif (best := search.candidates[search.best]).sets:
         lines = Text("\n".join(yaml_lines(best.sets)), "code")
         sections.append(Section("", "The best by its tokens/s; in the recipe:", (), [lines]))
         sections.append(_untitled([_untested(best)]))
     else:
         sections.append(_untitled(["The recipe as it is has the most tokens/s."]))
-    return Document("", [*sections, _untitled(_failures(found))])
+    return Document("", [*sections, _untitled(_failures(search))])
 
 
 def _untitled(sentences: Iterable[str]) -> Section:
@@ -83,7 +83,7 @@ def _memory(planned: CompiledServing) -> Section:
     decode = next(p for p in planned.programs if p.kind != "head")
     largest = max((p for p in planned.programs if p.kind != "head"), key=lambda p: p.temporaries + p.code)
     rows = [
-        ("weights", gib_number(planned.weights), f"{planned.weights / 1e9:.2f} GB"),
+        ("weights", gib_number(planned.weights), f"{gb_number(planned.weights)} GB"),
         (
             "key/value cache",
             gib_number(planned.cache),
@@ -160,9 +160,9 @@ def _untested(candidate: ServingCandidate) -> str:
     return f"{what}: measure it with serve/bench.sh before relying on it."
 
 
-def _failures(found: ServingSearch) -> Iterator[str]:
+def _failures(search: ServingSearch) -> Iterator[str]:
     reasons: dict[str, list[str]] = {}
-    for candidate in found.candidates:
+    for candidate in search.candidates:
         if candidate.reason:
             reasons.setdefault(candidate.reason, []).append(f"TP {candidate.tensor_parallel}")
     for reason, names in reasons.items():

@@ -17,6 +17,7 @@ from typing import Any
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.pages.numbers import gb_number
 from recipec.compiler.plan.server_step.compile import Run, Say, compile_program, extrapolated, padded
 from recipec.compiler.plan.server_step.hlo import attention_kernel
 from recipec.compiler.plan.server_step.server_plan import (
@@ -343,7 +344,7 @@ def published(planned: CompiledServing, steps: Steps, step_tokens: int) -> tuple
     shortest = min((p.ttft for p in planned.points), default=first)
     longest = max((p.ttft for p in planned.points), default=first)
     return (
-        f"weights: {planned.weights / 1e9:.2f} GB a chip, published {weights:.2f} GB ({share:+.1%})",
+        f"weights: {gb_number(planned.weights)} GB a chip, published {weights:.2f} GB ({share:+.1%})",
         "TPOT: a decode step is estimated at "
         + _against(planned.decode_alone, planned.decode_full, figures_of_runs.tpot_ms)
         + "; the load behind each published figure is not known",

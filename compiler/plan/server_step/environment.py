@@ -24,6 +24,7 @@ from typing import Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import pins
+from recipec.compiler.pages.numbers import gb_number
 
 VARIABLE = "RECIPEC_SERVE_ENV"
 PYTHON = "3.12"
@@ -165,8 +166,8 @@ def _install(folder: Path, say: Say) -> Path:
     free = shutil.disk_usage(folder.parent).free
     if free < DISK_BYTES:
         raise ArtifactError(
-            f"the serving environment takes up to {DISK_BYTES / 1e9:.0f} GB of disk, and "
-            f"{folder.parent} has {free / 1e9:.1f} GB left",
+            f"the serving environment takes up to {gb_number(DISK_BYTES, 0)} GB of disk, and "
+            f"{folder.parent} has {gb_number(free, 1)} GB left",
             f"free disk space, or name a folder on another disk by the environment variable {VARIABLE}",
         )
     say(f"installing {requirement()} into {folder} once: about {GIGABYTES} GB, 2 to 5 minutes")
