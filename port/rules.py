@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from recipec.port.common import say_common, say_start, say_tokens
 from recipec.port.engine import Rule, Says
-from recipec.port.keys import OFF, Row
+from recipec.port.keys import OFF, Row, table
 from recipec.port.meaning import experts, model_names, training
 from recipec.port.meaning.run import Run
 
 
-def follow(table: Iterable[Row], *sections: str, off: tuple[Any, ...] = ()) -> Rule[Run]:
-    """State what a table says of the keys of sections, "" or none for the file itself.
+@dataclass(frozen=True)
+class Follow:
+    """A rule that states what a table says of the keys of sections.
 
-    Args:
+    Attributes:
+        table: the rows.
+        sections: the sections, "" for the file itself.
         off: values at which a key does nothing, in addition to those of its row.
     """
-    rows = tuple(table)
 
-    def rule(run: Run) -> Says:
-        for section in sections or ("",):
-            yield from run.section(section).follow(rows, off)
+    table: tuple[Row, ...]
+    sections: tuple[str, ...] = ("",)
+    off: tuple[Any, ...] = ()
 
-    return rule
+    def __call__(self, run: Run) -> Says:
+        for section in self.sections:
+            yield from run.section(section).follow(self.table, self.off)
+
+
+def follow(rows: str | Iterable[Row], *sections: str, off: tuple[Any, ...] = ()) -> Follow:
+    """State what a table, or the text of its rows, says of the keys of sections; see `Follow`."""
+    return Follow(table(rows) if isinstance(rows, str) else tuple(rows), sections or ("",), off)
 
 
 def common(tool: str, *sections: str, off: tuple[Any, ...] = OFF) -> Rule[Run]:

@@ -90,9 +90,6 @@ checkpoints use_checkpoint_opt_param_scheduler override_opt_param_scheduler
 lost start_wd=null end_wd=null wd_incr_steps=null wd_incr_style=constant lr_decay_steps=null
     wsd_decay_steps=null lr_wsd_decay_style=null
 """)
-CLIPPING = table("""
-positive max_norm -> train.optimizer.max_grad_norm
-""")
 OF_DATA = table("""
 part split name limit_dataset_samples num_samples_limit seq_length truncation mask_history
     answer_only_loss_mask use_hf_chat_template column_mapping path_or_dataset path_or_dataset_id dataset_name
@@ -633,7 +630,7 @@ RULES: Sequence[Rule[Run]] = (
     _steps,
     follow(OF_STEPS, "step_scheduler"),
     _optimizer,
-    follow(CLIPPING, "clip_grad_norm"),
+    follow("positive max_norm -> train.optimizer.max_grad_norm", "clip_grad_norm"),
     _schedule,
     _qat,
     _dtype,

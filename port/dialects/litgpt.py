@@ -31,16 +31,10 @@ evaluation eval.max_new_tokens eval.max_iters eval.initial_validation eval.final
 lost train.max_time=null
 exact train.min_lr: litgpt finetune does not read it: the cosine ends at zero
 """)
-FULL = table("""
-sets -> lora=null: full fine-tuning
-""")
 OF_LORA = table("""
 integer lora_r -> lora.rank
 number lora_alpha -> lora.alpha
 number lora_dropout -> lora.dropout
-""")
-INITIAL = table("""
-sets -> lora.init=peft: A is uniform with the bound 1/sqrt(fan_in) and B is zero, as in the tool
 """)
 OF_TRAIN = table("""
 integer lr_warmup_steps -> train.schedule.warmup_steps
@@ -48,14 +42,6 @@ sets -> train.schedule.name=cosine: litgpt's schedule: a linear warm-up, then a 
 E1145 max_tokens max_norm tie_embeddings lr_warmup_fraction: litgpt's finetune stops at {key}, which only
     pretrain reads => remove {key}
 exact max_tokens max_norm tie_embeddings lr_warmup_fraction: null: finetune does not read it
-""")
-CLIPPING = table("""
-sets -> train.optimizer.max_grad_norm=null: litgpt does not clip gradients when it fine-tunes
-""")
-INTERVALS = table("""
-count train.save_interval -> checkpoint.every_steps
-count eval.interval -> train.eval_every
-exact train.save_interval eval.interval
 """)
 OLDER = {"learning_rate": 3e-4, "weight_decay": 0.02, "beta1": 0.9, "beta2": 0.95}
 """Keys of `train` for AdamW in litgpt 0.3, which had no `optimizer`, with the defaults of finetune lora."""
@@ -175,7 +161,7 @@ def _id(folder: str) -> str:
 
 def _lora(run: Litgpt) -> Says:
     if not run.lora:
-        yield from run.keys.follow(FULL)
+        yield run.keys.sets("lora", None, "full fine-tuning")
         yield from adapters.refuse_quantized(run.keys, "quantize", "add lora_r, or remove quantize")
         return
     keys = run.keys
@@ -187,7 +173,8 @@ def _lora(run: Litgpt) -> Says:
     for flag in FLAGS:
         yield keys.say(flag, {"lora.targets": targets} if targets else None, note if keys.flag(flag) else "")
     yield from adapters.say_head(keys, "lora_head")
-    yield from keys.follow(INITIAL)
+    bounded = "A is uniform with the bound 1/sqrt(fan_in) and B is zero, as in the tool"
+    yield keys.sets("lora.init", "peft", bounded)
     name = keys.choice("quantize", QUANTIZED)
     precision = keys.text("precision") or "bf16-mixed"
     if name is None:
@@ -428,11 +415,15 @@ RULES: Sequence[Rule[Litgpt]] = (
     _length,
     follow(OF_TRAIN, "train"),
     _optimizer,
-    follow(CLIPPING),
+    follow("sets -> train.optimizer.max_grad_norm=null: litgpt does not clip gradients when it fine-tunes"),
     _precision,
     _data,
     _seed,
-    follow(INTERVALS),
+    follow("""
+    count train.save_interval -> checkpoint.every_steps
+    count eval.interval -> train.eval_every
+    exact train.save_interval eval.interval
+    """),
     mappings("data", "train", "eval", "optimizer"),
     mappings("init_args", section="data"),
     mappings("init_args", section="optimizer"),

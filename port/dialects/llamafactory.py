@@ -58,10 +58,6 @@ LLAMA3_ENDS = "LLaMA-Factory ends each text with <|end_of_text|>, recipec with t
 TURN_ENDS = "recipec trains on the end of text only after the last answer"
 
 
-OF_LORA = table("""
-switch use_rslora -> lora.rslora: alpha / sqrt(rank)
-switch use_dora -> lora.kind=dora
-""")
 BALANCED = ("granitemoe", "mixtral", "olmoe", "qwen3_moe")
 """Families to whose models LLaMA-Factory passes `moe_aux_loss_coef`."""
 
@@ -306,7 +302,7 @@ def _lora(keys: Keys, model: Model | None) -> Says:
     else:
         note = "LLaMA-Factory's default: twice the rank"
         yield keys.default("lora_alpha", 2 * rank, {"lora.alpha": 2 * rank}, note)
-    yield from keys.follow(OF_LORA)
+    yield from keys.follow(adapters.KINDS)
     if keys.flag("pissa_init"):
         iterations = keys.integer("pissa_iter") or -1
         yield keys.say(
@@ -504,18 +500,9 @@ def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) 
         data_sets = [
             replace(data_set, source=source) for data_set, source in zip(data_sets, separate, strict=True)
         ]
-        for path, part in (("data.train", data_sets[: len(chosen)]), ("data.eval", data_sets[len(chosen) :])):
-            if sources := [data_set.source for data_set in part if data_set.source is not None]:
-                yield keys.sets(path, sources)
+        yield from rows.say_sources(keys, separate, len(chosen))
     elif data_sets:
-        first = data_sets[0]
-        yield keys.sets("data.format", first.format, first.note)
-        if first.fields:
-            yield keys.sets("data.fields", dict(first.fields))
-        if first.transform:
-            yield keys.file(conversion.FILE, first.transform)
-            why = "LLaMA-Factory joins columns in its own way"
-            yield keys.sets("data.transform", conversion.TRANSFORM, why)
+        yield from rows.say_form(keys, data_sets[0], "LLaMA-Factory joins columns in its own way")
     return data_sets[: len(chosen)]
 
 

@@ -49,8 +49,6 @@ learned lr_scheduler_config: the learning rate stays at its peak
 OF_LORA = table("""
 integer r -> lora.rank
 number lora_alpha -> lora.alpha
-switch use_rslora -> lora.rslora: alpha / sqrt(rank)
-switch use_dora -> lora.kind=dora
 export export_dir export_size export_hub_model_id export_legacy_format infer_dtype
 exact name: a setting of the training
 """)
@@ -70,18 +68,6 @@ OF_MUON = table("""
 number wd -> train.optimizer.weight_decay
 number momentum -> train.optimizer.momentum
 number adamw_eps -> train.optimizer.eps
-""")
-OF_TRAINING = table("""
-number learning_rate -> train.optimizer.learning_rate
-sets -> train.schedule.name=constant: without lr_scheduler_config the learning rate is constant
-positive max_grad_norm -> train.optimizer.max_grad_norm
-""")
-MEMORY = table("""
-either enable_activation_checkpointing -> remat.policy=decoder/none
-""")
-INTERVALS = table("""
-count save_steps -> checkpoint.every_steps
-count save_total_limit -> checkpoint.keep
 """)
 CONVERTERS = {"alpaca": "instruction", "sharegpt": "chat", "pair": "preference"}
 PAIRS = "LLaMA-Factory's command says what pairs are for, dpo or rm; recipec takes dpo"
@@ -109,21 +95,16 @@ def _kind(run: Run) -> Says:
 def _lora(run: Run) -> Says:
     keys = run.keys
     section = keys.below("peft_config", LORA)
-    if not keys.mapping("peft_config"):
-        yield keys.same("peft_config", {"lora": None}, "full fine-tuning")
-        yield keys.sets("lora", None, "full fine-tuning")
-        yield from adapters.refuse_quantized(
-            keys, "quant_config", "peft_config: {name: lora}, or remove quant_config"
-        )
-        yield keys.same("quant_config", note="not quantized")
-        return
-    name = section.text("name")
-    if name == "freeze":
-        yield section.same("name", note="it trains the modules of train.trainable_modules")
-        yield from freezing.say_layers(section, run.model)
-        yield from adapters.refuse_quantized(
-            keys, "quant_config", "peft_config: {name: lora}, or remove quant_config"
-        )
+    whole, name = not keys.mapping("peft_config"), section.text("name")
+    if whole or name == "freeze":
+        if whole:
+            yield keys.same("peft_config", {"lora": None}, "full fine-tuning")
+            yield keys.sets("lora", None, "full fine-tuning")
+        else:
+            yield section.same("name", note="it trains the modules of train.trainable_modules")
+            yield from freezing.say_layers(section, run.model)
+        help = "peft_config: {name: lora}, or remove quant_config"
+        yield from adapters.refuse_quantized(keys, "quant_config", help)
         yield keys.same("quant_config", note="not quantized")
         return
     if name != "lora":
@@ -133,6 +114,7 @@ def _lora(run: Run) -> Says:
         yield from section.passive([f"freeze_{key}" for key in freeze], REASONS["method"])
     run.lora = True
     yield from section.follow(OF_LORA, training.OFF)
+    yield from section.follow(adapters.KINDS)
     names = section.listed("target_modules") or ["all"]
     spec: str | list[str] = "all-linear" if names == ["all"] else names
     if run.model is not None:
@@ -342,14 +324,21 @@ RULES: Sequence[Rule[Run]] = (
     model("model", "model_revision"),
     _lora,
     _batch,
-    follow(OF_TRAINING),
+    follow("""
+    number learning_rate -> train.optimizer.learning_rate
+    sets -> train.schedule.name=constant: without lr_scheduler_config the learning rate is constant
+    positive max_grad_norm -> train.optimizer.max_grad_norm
+    """),
     _seed,
     _optimizer,
     _data,
     _precision,
-    follow(MEMORY),
+    follow("either enable_activation_checkpointing -> remat.policy=decoder/none"),
     directory("output_dir"),
-    follow(INTERVALS),
+    follow("""
+    count save_steps -> checkpoint.every_steps
+    count save_total_limit -> checkpoint.keep
+    """),
     follow(KEYS, off=training.OFF),
     common(NAME, off=training.OFF),
 )

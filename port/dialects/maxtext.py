@@ -66,20 +66,11 @@ integer lora_rank -> lora.rank
 number lora_alpha -> lora.alpha
 learned lora_restore_path: training starts from new adapters; lora.start_from starts from others
 """)
-RATE = table("""
-number learning_rate -> train.optimizer.learning_rate
-""")
 OF_ADAMW = table("""
 number adam_b1 -> train.optimizer.b1
 number adam_b2 -> train.optimizer.b2
 number adam_eps -> train.optimizer.eps
 number adam_weight_decay -> train.optimizer.weight_decay
-""")
-CLIPPING = table("""
-positive gradient_clipping_threshold -> train.optimizer.max_grad_norm
-""")
-PERIOD = table("""
-count checkpoint_period -> checkpoint.every_steps
 """)
 GROUPS = {
     "checkpoints": "Checkpointing OrbaxStorage EmergencyCheckpointing",
@@ -408,7 +399,7 @@ def _optimizer(run: Run) -> Says:
     name = str(keys.value("opt_type"))
     translation = training.ADAMW if name == "adam_pax" else training.optimizer_of(name)
     yield from training.say_optimizer(keys, "opt_type", name, translation, "adamw")
-    yield from keys.follow(RATE)
+    yield keys.say("learning_rate", {"train.optimizer.learning_rate": keys.number("learning_rate")})
     if translation.name == "adamw":
         yield from keys.follow(OF_ADAMW)
     else:
@@ -460,11 +451,11 @@ RULES: Sequence[Rule[Run]] = (
     _data,
     _length,
     _optimizer,
-    follow(CLIPPING),
+    follow("positive gradient_clipping_threshold -> train.optimizer.max_grad_norm"),
     _seed,
     _precision,
     directory("base_output_directory"),
-    follow(PERIOD),
+    follow("count checkpoint_period -> checkpoint.every_steps"),
     _logs,
     follow(KEYS, off=training.OFF),
     *(passive(keys_of(NAME, *groups.split()), REASONS[word]) for word, groups in GROUPS.items()),

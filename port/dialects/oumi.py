@@ -60,9 +60,6 @@ method grpo gkd gold reward_functions reward_function_kwargs verl_config_overrid
 part lr_scheduler_kwargs
 exact sgd_momentum: only sgd reads it
 """)
-LOGS = table("""
-flag enable_tensorboard -> train.log.tensorboard
-""")
 OF_LORA = table("""
 integer lora_r -> lora.rank
 number lora_alpha -> lora.alpha
@@ -308,9 +305,7 @@ def _form(split: Keys, train: Read, held: Read) -> Statements[Rows | None]:
     if rows.alike(forms) or not known or len({row_form.format for row_form in forms}) > 1:
         return (yield from rows.say(split, "datasets", forms_of_train))
     separate = yield from rows.apart(split, list(zip([*sources, *others], forms, strict=True)))
-    for path, part in (("data.train", separate[: len(sources)]), ("data.eval", separate[len(sources) :])):
-        if part:
-            yield split.sets(path, part)
+    yield from rows.say_sources(split, separate, len(sources))
     return forms_of_train[0]
 
 
@@ -523,7 +518,7 @@ def _training(run: Oumi) -> Says:
             "train.loss_normalization", "micro_batches", "oumi's loop takes the mean of each micro-batch"
         )
     yield from training_arguments.memory(run, section, "enable_gradient_checkpointing")
-    yield from section.follow(LOGS)
+    yield section.say("enable_tensorboard", {"train.log.tensorboard": section.flag("enable_tensorboard")})
     if section.flag("enable_wandb"):
         project = "oumi" if kind == "oumi" else "huggingface"
         yield section.say(

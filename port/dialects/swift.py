@@ -82,8 +82,6 @@ learned custom_dataset_info=[]: a separate file, which recipec does not read
 OF_LORA = table("""
 integer lora_rank -> lora.rank
 number lora_alpha -> lora.alpha
-switch use_rslora -> lora.rslora: alpha / sqrt(rank)
-switch use_dora -> lora.kind=dora
 """)
 OF_RLHF = table("""
 learned rpo_alpha=null ref_adapters=[]
@@ -268,6 +266,7 @@ def _lora(run: Run) -> Says:
         yield from keys.passive((*settings, *off, *details, "use_rslora", "use_dora"), "tuner_type is full")
         return
     yield from keys.follow(OF_LORA)
+    yield from keys.follow(adapters.KINDS)
     run.chosen = yield from _targets(keys, run.model)
     yield from adapters.say_init(keys, "init_weights", str(keys.value("init_weights")))
     if run.objective == "sft":

@@ -42,10 +42,6 @@ E1149 kd_loss policy_model reward_and_value_model teacher_checkpointer teacher_m
     distillation and reinforcement learning have no counterpart in recipec => port a configuration of
     lora_finetune, full_finetune or lora_dpo
 """)
-LOGGING = table("""
-count log_every_n_steps -> train.log.every
-exact log_every_n_steps
-""")
 KEYS = table("""
 files checkpoint_dir
 log profiler log_level profile_memory
@@ -468,9 +464,7 @@ def _data(run: Run) -> Says:
     elif settings.get("transform"):
         yield keys.file(conversion.FILE, settings["transform"])
         yield keys.sets("data.transform", conversion.TRANSFORM)
-    for path, part in (("data.train", sources[: len(train)]), ("data.eval", sources[len(train) :])):
-        if part:
-            yield keys.sets(path, part)
+    yield from rows.say_sources(keys, sources, len(train))
     for path, value in settings.items():
         if path != "transform" and not (apart and path in ("data.format", "data.fields")):
             yield keys.sets(path, value)
@@ -744,7 +738,10 @@ RULES: Sequence[Rule[Run]] = (
     _memory,
     _sections,
     mappings("model", "tokenizer", "optimizer", "lr_scheduler", "loss", "quantizer"),
-    follow(LOGGING),
+    follow("""
+    count log_every_n_steps -> train.log.every
+    exact log_every_n_steps
+    """),
     directory("output_dir"),
     _logger,
     mappings("metric_logger"),

@@ -49,8 +49,6 @@ exact max_train_samples max_eval_samples: a limit of the evaluation, or no limit
 SIZES = table("""
 integer r -> lora.rank
 number lora_alpha -> lora.alpha
-switch use_rslora -> lora.rslora: alpha / sqrt(rank)
-switch use_dora -> lora.kind=dora
 """)
 ADAPTER = table("""
 exact peft_type task_type auto_mapping peft_version base_model_name_or_path: it describes the adapter
@@ -182,6 +180,7 @@ def _lora(run: OfTrainer) -> Says:
         message = f"{keys.value('peft_type')} is not LoRA, and has no counterpart in recipec"
         yield keys.refuse("peft_type", E1149, message, "peft_type: LORA")
     yield from keys.follow(SIZES)
+    yield from keys.follow(adapters.KINDS)
     yield from _targets(keys, run.model)
     yield from adapters.say_patterns(keys)
     yield from adapters.say_init(keys, "init_lora_weights", keys.value("init_lora_weights"))

@@ -60,8 +60,6 @@ exact dtype: it gives model.dtype, together with bf16 and fp16
 OF_LORA = table("""
 integer lora_r -> lora.rank
 number lora_alpha -> lora.alpha
-switch use_rslora -> lora.rslora: alpha / sqrt(rank)
-switch use_dora -> lora.kind=dora
 lost lora_task_type=CAUSAL_LM
 """)
 OF_SOURCES = table("""
@@ -190,6 +188,7 @@ def _lora(run: Run) -> Says:
         return
     yield keys.same("use_peft", note="it adds the lora section")
     yield from keys.follow(OF_LORA)
+    yield from keys.follow(adapters.KINDS)
     if keys.value("init_lora_weights") not in (None, True, "default"):  # only in Python scripts
         yield from adapters.say_init(keys, "init_lora_weights", keys.value("init_lora_weights"))
     spec = keys.texts("lora_target_modules")

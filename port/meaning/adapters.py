@@ -25,6 +25,11 @@ from recipec.runtime.peft.adapter import EMBEDDED
 from recipec.spec.core_schema import flow
 from recipec.spec.language.lora import PROJECTIONS
 
+KINDS = table("""
+switch use_rslora -> lora.rslora: alpha / sqrt(rank)
+switch use_dora -> lora.kind=dora
+""")
+"""PEFT's switches for the kind of adapter."""
 FEATURES = table("""
 learned lora_bias=null/false bias=null/none layer_replication=null alora_invocation_tokens=null
     use_qalora=null/false use_bdlora=null/false arrow_config=null kasa_config=null monteclora_config=null

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from recipec.port.engine import Statements
+from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys
 from recipec.port.meaning import conversion
 from recipec.port.refusals import E1142
 
 
 class Form(Protocol):
-    """The form of one data set's rows: `format`, `fields` and the text of a `transform`, "" for none."""
+    """The form of one data set's rows: `format`, `fields` and the text of a `transform`, "" for none.
+
+    `note` says why the rows have this form, or how they differ.
+    """
 
     @property
     def format(self) -> str: ...
@@ -21,6 +24,8 @@ class Form(Protocol):
     def fields(self) -> Mapping[str, str]: ...
     @property
     def transform(self) -> str: ...
+    @property
+    def note(self) -> str: ...
 
 
 def alike(forms: Sequence[Form]) -> bool:
@@ -98,10 +103,26 @@ def say(keys: Keys, key: str, forms: Sequence[Rows], names: Sequence[str] = ()) 
     if len(ways) != 1:
         return None
     (rows,) = ways.values()
-    yield keys.sets("data.format", rows.format, rows.note)
-    if rows.fields:
-        yield keys.sets("data.fields", dict(rows.fields))
-    if rows.transform:
-        yield keys.file(conversion.FILE, rows.transform)
-        yield keys.sets("data.transform", conversion.TRANSFORM, f"{keys.tool} reads the rows in its own way")
+    yield from say_form(keys, rows, f"{keys.tool} reads the rows in its own way")
     return rows
+
+
+def say_form(keys: Keys, form: Form, why: str) -> Says:
+    """Set the form of all rows.
+
+    Args:
+        why: why a transform converts them.
+    """
+    yield keys.sets("data.format", form.format, form.note)
+    if form.fields:
+        yield keys.sets("data.fields", dict(form.fields))
+    if form.transform:
+        yield keys.file(conversion.FILE, form.transform)
+        yield keys.sets("data.transform", conversion.TRANSFORM, why)
+
+
+def say_sources(keys: Keys, sources: Sequence[Any], count: int) -> Says:
+    """Set the sources of training, the first `count` ones, and those of the evaluation, without None."""
+    for path, part in (("data.train", sources[:count]), ("data.eval", sources[count:])):
+        if readable := [source for source in part if source is not None]:
+            yield keys.sets(path, readable)

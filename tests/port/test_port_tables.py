@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from recipec.port.common import COMMON, say_common
-from recipec.port.dialects import KNOWN
+from recipec.port.dialects import KNOWN, load
 from recipec.port.engine import collect, record
 from recipec.port.keys import REASONS, Keys, Row, table
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, losses, training, training_arguments
+from recipec.port.rules import Follow
 from recipec.port.source import Sources
 from recipec.spec import words
 from recipec.spec.structure import section_at
@@ -37,6 +38,12 @@ TABLES = {
     for name in ("axolotl_data", *KNOWN)
     for title, rows in vars(import_module(f"recipec.port.dialects.{name}")).items()
     if isinstance(rows, tuple) and rows and isinstance(rows[0], Row)
+}
+TABLES |= {
+    f"{name}.RULES-{number}": rule.table
+    for name in KNOWN
+    for number, rule in enumerate(load(name).RULES)
+    if isinstance(rule, Follow) and rule.table not in TABLES.values()
 }
 SHARED = {
     "common": COMMON,
