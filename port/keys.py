@@ -85,7 +85,7 @@ class Row:
     @property
     def passes_on(self) -> bool:
         """Whether the row says nothing of a key at some values, so that another row may follow."""
-        return self.verdict in ("count", "named") or self.is_error
+        return self.verdict == "count" or self.is_error
 
     @property
     def is_error(self) -> bool:
@@ -351,7 +351,6 @@ class Keys:
             integer, number, text, flag     the target gets their value; with a sentence, it is approximate
             positive    as number, and the target gets null for zero
             count       the target gets a whole number above zero of the file; nothing is said otherwise
-            named       the target gets a text of the file; nothing is said otherwise
             sets        no key: the target gets the value after its "=", with the sentence as its comment
 
         Args:
@@ -385,9 +384,6 @@ class Keys:
                     case "count":
                         if keys.given(key) and (count := keys.integer(key)) and count > 0:
                             yield keys.same(key, {target: count}, row.note)
-                    case "named":
-                        if keys.given(key) and (name := keys.text(key)):
-                            yield keys.say(key, {target: name}, row.note)
                     case code if row.is_error:
                         if keys.given(key) and keys.value(key) not in (*off, *idle):
                             message, help = (text.replace("{key}", key) for text in (row.note, row.help))

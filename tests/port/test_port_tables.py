@@ -17,8 +17,9 @@ from recipec.port.meaning import adapters, losses, training, training_arguments
 from recipec.port.rules import Follow
 from recipec.port.source import Sources
 from recipec.spec import words
+from recipec.spec.commented_recipe import Line
 from recipec.spec.structure import section_at
-from tests.port.dialects import codes, finding, source
+from tests.port.dialects import codes, finding, source, values
 
 ROWS = table("""
 exact a b: they mean
@@ -31,6 +32,14 @@ integer g -> lora.rank
 number h -> lora.alpha: nearly
 exact below.i: within
 unused j: not read
+positive k -> train.optimizer.max_grad_norm
+either l -> remat.policy=decoder/none
+count m -> checkpoint.keep
+exact m: all are kept
+E1145 n=1: the tool stops at {key} => {key}: 1
+exact n: the only value
+sets -> lora.init=peft: as in the tool
+sets -> data.shuffle_seed=null
 """)
 
 TABLES = {
@@ -83,6 +92,12 @@ def test_key_table_parses_rows_defaults_and_continuation_lines() -> None:
         ({"h": 4}, "h", "approximated", "nearly"),
         ({"below": {"i": 1}}, "below.i", "exact", "within"),
         ({"j": 1}, "j", "unused", "not read"),
+        ({"k": 0}, "k", "exact", ""),
+        ({"l": True}, "l", "exact", ""),
+        ({"m": 3}, "m", "exact", ""),
+        ({"m": -1}, "m", "exact", "all are kept"),
+        ({"n": 1}, "n", "exact", "the only value"),
+        ({"n": 2}, "n", "unsupported", "the tool stops at n"),
     ],
 )
 def test_table_row_determines_verdict_and_note_of_its_keys(
@@ -90,13 +105,24 @@ def test_table_row_determines_verdict_and_note_of_its_keys(
 ) -> None:
     made = followed(tmp_path, **given)
     assert (finding(made, key).verdict.value, finding(made, key).note) == (verdict, note)
-    assert codes(made) == ([("E1180", "d")] if key == "d" and verdict == "unsupported" else [])
+    errors = {"d": "E1180", "n": "E1145"} if verdict == "unsupported" else {}
+    assert codes(made) == [(code, name) for name, code in errors.items() if name == key]
 
 
 def test_table_row_sets_recipe_value_at_its_target(tmp_path: Path) -> None:
     made = followed(tmp_path, f=True, h=3)
     assert (made.value("lora.rslora"), made.value("lora.alpha"), made.value("lora.rank")) == (True, 3, 8)
     assert followed(tmp_path, f=False).value("lora.rslora", "absent") == "absent"
+    more = followed(tmp_path, k=0, l=False, m=3)
+    assert values(more, "train.optimizer.max_grad_norm", "remat.policy", "checkpoint.keep") == [
+        None,
+        "none",
+        3,
+    ]
+    assert more.lines["lora.init"] == Line("peft", "as in the tool") and "data.shuffle_seed" in more.lines
+    lines = followed(tmp_path, k=0.5, l=True, m=0).lines
+    assert lines["train.optimizer.max_grad_norm"].value == 0.5 and lines["remat.policy"].value == "decoder"
+    assert "checkpoint.keep" not in lines
 
 
 def test_common_key_is_reported_only_if_tool_has_it_and_no_finding_exists(tmp_path: Path) -> None:
