@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import statistics
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ PAGE = ROOT / "docs" / "architecture.md"
 PACKAGES = ("spec", "compiler", "runtime", "port")
 NAME = "recipec."
 
-START = {"files": 666, "later": 535, "pairs": 10, "mocked": 4}
+KEYS = ROOT / "spec" / "language" / "train.py"
+START = {"files": 666, "later": 535, "pairs": 10, "mocked": 4, "median": 16, "most": 47}
 """The counts of version 0.2."""
 
 _PART = re.compile(r"(?<=<!-- python -m scripts.architecture write -->\n).*?(?=<!-- end -->)", re.S)
@@ -36,6 +38,7 @@ class Counts:
         later: own modules that functions import, by statement.
         pairs: pairs of rooms of compiler/ that import each other, also for types.
         mocked: modules that use unittest.mock.
+        median, most: files that name a key of `train`, `checkpoint` or `merge`, over the keys.
         rooms: modules and lines of each room.
     """
 
@@ -43,6 +46,8 @@ class Counts:
     later: int
     pairs: int
     mocked: int
+    median: int
+    most: int
     rooms: Mapping[str, tuple[int, int]]
 
 
@@ -94,6 +99,47 @@ def _entered(module: str) -> str:
     return module if room_of(module) == "compiler/" else room_of(module)
 
 
+def keys() -> list[str]:
+    """Return the keys of `train`, `checkpoint` and `merge` with an underscore; others are ordinary words."""
+    sections = (
+        node for node in ast.parse(KEYS.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)
+    )
+    return [
+        field.target.id
+        for section in sections
+        for field in section.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and "_" in field.target.id
+    ]
+
+
+def files_by_key() -> dict[str, int]:
+    """Count the modules and templates that name each key: as an attribute, an argument, a field or in a text.
+
+    runtime/sections.py does not count, which is generated.
+    """
+    named = [
+        _names(path.read_text(encoding="utf-8")) for path in modules().values() if path.name != "sections.py"
+    ]
+    for template in (ROOT / "templates").rglob("*.j2"):
+        named.append(set(re.findall(r"\w+", template.read_text(encoding="utf-8"))))
+    return {key: sum(key in names for names in named) for key in keys()}
+
+
+def _names(text: str) -> set[str]:
+    """Return the words of a module that may be keys, without those of its comments."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.keyword) and node.arg:
+            names.add(node.arg)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.update(re.findall(r"\w+", node.value))
+    return names
+
+
 def counts() -> Counts:
     """Count the product's modules and imports."""
     later, mocked = 0, 0
@@ -111,7 +157,10 @@ def counts() -> Counts:
                 entered.add((_entered(module), _entered(name)))
     pairs = sum(first < second and (second, first) in entered for first, second in entered)
     templates = len([*(ROOT / "templates").rglob("*.j2")])
-    return Counts(len(modules()) + templates, later, pairs, mocked, rooms)
+    named = files_by_key().values()
+    return Counts(
+        len(modules()) + templates, later, pairs, mocked, statistics.median_high(named), max(named), rooms
+    )
 
 
 def text() -> str:
@@ -123,6 +172,8 @@ def text() -> str:
         ("later", "own modules imported inside functions"),
         ("pairs", "pairs of rooms of `compiler/` that import each other"),
         ("mocked", "modules of the product that use `unittest.mock`"),
+        ("median", "files that name a key of `train`, `checkpoint` or `merge`, median over the keys"),
+        ("most", "the same for the key that most files name"),
     ):
         out.append(f"| {title} | {START[name]} | {getattr(counted, name)} |")
     out += ["", "| Room | Modules | Lines |", "|---|---:|---:|"]

@@ -118,7 +118,7 @@ def pins() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
     """Build the contents of pins.json."""
     before = json.loads(PINS.read_text(encoding="utf-8"))
     versions = closure(TRAIN)
-    train, trl = beside({}, TRAIN), beside({}, TRL)
+    train, trl = in_addition({}, TRAIN), in_addition({}, TRL)
     shared = {**trl["direct"], **trl["transitive"]}
     libtpu = {"libtpu": before["train-tpu"]["transitive"]["libtpu"]}
     return {
@@ -128,18 +128,18 @@ def pins() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
             "direct": {"jax[tpu]" if name == "jax" else name: pin for name, pin in train["direct"].items()},
             "transitive": dict(sorted({**train["transitive"], **libtpu}.items())),
         },
-        "torchax": beside(versions, TORCHAX),
+        "torchax": in_addition(versions, TORCHAX),
         "trl": trl,
         "trl-quantized": before["trl-quantized"],
         "gcs": before["gcs"],
-        "wandb": beside({name: pin for name, pin in versions.items() if name in shared}, WANDB),
+        "wandb": in_addition({name: pin for name, pin in versions.items() if name in shared}, WANDB),
         "mlflow": before["mlflow"],
         "serve": before["serve"],
         "eval": before["eval"],
     }
 
 
-def beside(versions: Mapping[str, str], roots: Sequence[str]) -> dict[str, dict[str, str]]:
+def in_addition(versions: Mapping[str, str], roots: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the packages, with dependencies, that are needed in addition to others.
 
     Args:
@@ -173,7 +173,7 @@ def with_mlflow() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
     before = json.loads(PINS.read_text(encoding="utf-8"))
     trained = [{**before[name]["direct"], **before[name]["transitive"]} for name in ("train-cpu", "trl")]
     shared = {name: version for name, version in trained[0].items() if name in trained[1]}
-    return {**before, "mlflow": beside(shared, MLFLOW)}
+    return {**before, "mlflow": in_addition(shared, MLFLOW)}
 
 
 def is_installed(name: str) -> bool:

@@ -159,15 +159,16 @@ def _commented(given: Sequence[tuple[str, Line]], indent: int) -> Iterator[str]:
     # A comment quotes values, so line breaks in it, in the sense of any YAML reader, are escaped.
     entries = [(key, replace(line, comment=printable(line.comment))) for key, line in _once(given)]
     texts = [_lines(key, line.value, indent) for key, line in entries]
-    beside = [
+    on_line = [
         line.comment != "" and len(text) == 1 and len(text[0]) <= ALIGNED
         for text, (_, line) in zip(texts, entries, strict=True)
     ]
     column = (
-        max((len(text[0]) for text, is_beside in zip(texts, beside, strict=True) if is_beside), default=0) + 2
+        max((len(text[0]) for text, same_line in zip(texts, on_line, strict=True) if same_line), default=0)
+        + 2
     )
-    for text, (_, line), is_beside in zip(texts, entries, beside, strict=True):
-        if is_beside and column + 2 + len(line.comment) <= WIDTH and "\n" not in line.comment:
+    for text, (_, line), same_line in zip(texts, entries, on_line, strict=True):
+        if same_line and column + 2 + len(line.comment) <= WIDTH and "\n" not in line.comment:
             yield f"{text[0]:<{column}}# {line.comment}"
             continue
         one_line = len(text) == 1 and "\n" not in line.comment

@@ -190,11 +190,11 @@ def _loss_on(rows: Rows) -> Iterator[Diagnostic]:
             E0415,
             f"loss_on {flow(data.loss_on)} does not exist in data of the format {data.format}",
             join(rows.at("loss_on")),
-            f"loss_on: {listing(LOSS_ON[data.format], 'or')}{_beside(rows, 'loss_on')}",
+            f"loss_on: {listing(LOSS_ON[data.format], 'or')}{_in_same_source(rows, 'loss_on')}",
         )
 
 
-def _beside(rows: Rows, name: str) -> str:
+def _in_same_source(rows: Rows, name: str) -> str:
     """Return where a help's line belongs if the section's value does not suit the source's own format."""
     return ", in the same source" if rows.at(name)[-1] == "format" else ""
 
@@ -224,7 +224,7 @@ def _fields(rows: Rows) -> Iterator[Diagnostic]:
                 f"{hint}the key is the format's name, and the value is the source's, as in {known[0]}: "
                 "my_column"
             )
-        if _beside(rows, "fields"):
+        if _in_same_source(rows, "fields"):
             way = "fields: {} in the same source, if its columns have the format's own names"
         yield Diagnostic(
             E0413,

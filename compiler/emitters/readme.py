@@ -305,12 +305,12 @@ def _by_hand(server: Container, taken: str | None) -> list[dict[str, str]]:
         if volume.kind == "bind":
             name = volume.target.strip("/")
             own = taken if name == ("model" if server.adapter is None else "adapter") else None
-            folder = shell_word(own) if own else _beside(server.name, volume.source)
+            folder = shell_word(own) if own else _next_to(server.name, volume.source)
             disks.append({"name": name, "target": volume.target, "folder": folder})
     return disks
 
 
-def _beside(artifact: str, folder: str) -> str:
+def _next_to(artifact: str, folder: str) -> str:
     """Return a folder of the recipe relative to the artifact's parent folder, as a shell word."""
     if not folder:
         return ANY_FOLDER

@@ -193,12 +193,12 @@ class Tower:
 
     Attributes:
         config: vision_config.
-        beside: further keys of config.json.
+        further: further keys of config.json.
         tensors: names and shapes, from vision_config and the text model's hidden size.
     """
 
     config: Mapping[str, Any]
-    beside: Mapping[str, Any]
+    further: Mapping[str, Any]
     tensors: Callable[[Mapping[str, Any], int], Iterator[tuple[str, tuple[int, ...]]]]
 
 
@@ -529,7 +529,7 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "text_config": text,
         "vision_config": dict(tower.config),
-        **tower.beside,
+        **tower.further,
         **facts.tokens.media,
     }
 

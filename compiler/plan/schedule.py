@@ -170,14 +170,14 @@ class Prices:
         exact: seconds by an operation's `key`; None where libtpu gave no cycles.
         alike: mean seconds by `alike`, of operations that differ only in the memories of their arrays.
         products: mean seconds by `products`, of operations with the same matrix products.
-        beside: ratio of libtpu's seconds to `Operation.seconds` (the longer of FLOPs and bytes at full
+        ratio: ratio of libtpu's seconds to `Operation.seconds` (the longer of FLOPs and bytes at full
             rates), for operations with matrix products, and for all others.
     """
 
     exact: Mapping[str, float | None] = field(default_factory=dict)
     alike: Mapping[str, float] = field(default_factory=dict)
     products: Mapping[str, float] = field(default_factory=dict)
-    beside: tuple[float, float] = (1.0, 1.0)
+    ratio: tuple[float, float] = (1.0, 1.0)
 
     def of(self, operation: Operation) -> tuple[float, bool]:
         """Return an operation's seconds, and whether they come from libtpu's cycles."""
@@ -187,7 +187,7 @@ class Prices:
         for prices, key in ((self.alike, operation.alike), (self.products, operation.products)):
             if key in prices:
                 return prices[key], True
-        return operation.seconds * self.beside[0 if operation.products else 1], False
+        return operation.seconds * self.ratio[0 if operation.products else 1], False
 
 
 def prices(operations: Iterable[tuple[Operation, float | None]]) -> Prices:
@@ -202,7 +202,7 @@ def prices(operations: Iterable[tuple[Operation, float | None]]) -> Prices:
         {operation.key: seconds for operation, seconds in every},
         _means((operation.alike, seconds) for operation, seconds in costed),
         _means((operation.products, seconds) for operation, seconds in costed if operation.products),
-        (_beside(costed, lambda one: one.products != ""), _beside(costed, lambda one: one.products == "")),
+        (_ratio(costed, lambda one: one.products != ""), _ratio(costed, lambda one: one.products == "")),
     )
 
 
@@ -213,7 +213,7 @@ def _means(samples: Iterable[tuple[str, float]]) -> dict[str, float]:
     return {key: sum(each) / len(each) for key, each in seconds.items()}
 
 
-def _beside(operations: Iterable[tuple[Operation, float]], which: Callable[[Operation], bool]) -> float:
+def _ratio(operations: Iterable[tuple[Operation, float]], which: Callable[[Operation], bool]) -> float:
     pairs = [(seconds, one.seconds) for one, seconds in operations if one.seconds and which(one)]
     return sum(seconds for seconds, _ in pairs) / sum(least for _, least in pairs) if pairs else 1.0
 

@@ -175,10 +175,10 @@ def markdown(summary: Mapping[str, Any]) -> str:
         "99th percentile over the requests of a point.",
         "",
     ]
-    beside = comparison(summary)
-    if beside:
+    pairs = comparison(summary)
+    if pairs:
         lines += ["## Compared with published figures", "", source(summary), ""]
-        lines += [*_table([("", "Published", "Measured"), *beside]), ""]
+        lines += [*_table([("", "Published", "Measured"), *pairs]), ""]
     for sentence in summary["left_out"]:
         lines.append(f"- Left out: {sentence}.")
     return "\n".join(lines).rstrip("\n") + "\n"

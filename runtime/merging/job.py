@@ -267,7 +267,7 @@ def _stops(job: MergeJob) -> bytes | None:
     return with_stops(*files_of(job.base), job.ends or ())
 
 
-def _beside_adapter(job: MergeJob) -> dict[str, bytes]:
+def _next_to_adapter(job: MergeJob) -> dict[str, bytes]:
     """Return the small files that go with an adapter: what its tokenizer, its chat template and its end
     tokens have that the base's do not."""
     stops = with_stops_for_adapter(*files_of(job.base), job.ends or ())
@@ -287,7 +287,7 @@ def _new_tokens(job: MergeJob) -> Mapping[str, str | None]:
 
 def _adapter_files(job: MergeJob) -> tuple[str, ...]:
     """Return the names of all files in a PEFT adapter's folder."""
-    return WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG, *_beside_adapter(job)
+    return WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG, *_next_to_adapter(job)
 
 
 def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
@@ -299,12 +299,15 @@ def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
             write_weights(sink, job.base, job.trained.settings, deltas, whole)
     except OSError as error:
         raise refused(folder.name, "written", error) from error
-    config, beside = adapter_config(job.base, job.model, job.trained.settings, deltas), _beside_adapter(job)
+    config, tokenizer_files = (
+        adapter_config(job.base, job.model, job.trained.settings, deltas),
+        _next_to_adapter(job),
+    )
     files: Files = {
         WEIGHTS: {"size": sink.size, "sha256": sink.sha256},
         LOCK: _entry(job.trained.lock),
         ADAPTER_CONFIG: _entry(config_bytes(config)),
-        **{name: _entry(data) for name, data in beside.items()},
+        **{name: _entry(data) for name, data in tokenizer_files.items()},
     }
     record = merge_record(job, files)
     card = adapter_card(
@@ -312,7 +315,7 @@ def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
     ).encode()
     record["files"] = dict(sorted({**files, CARD: _entry(card)}.items()))
     last = {CARD: card, RECORD: encoded(record), ADAPTER_CONFIG: config_bytes(config)}
-    for name, data in {LOCK: job.trained.lock, **beside, **last}.items():
+    for name, data in {LOCK: job.trained.lock, **tokenizer_files, **last}.items():
         folder.write(name, data)
     journal.end()
 

@@ -127,7 +127,7 @@ def _placed_state(rule: optax.GradientTransformation, trained: Arrays, mesh: Mes
     """Return shapes of the optimizer's state. What has a parameter's shape is sharded like the parameter."""
     whole = sharding.named(mesh, PartitionSpec())
 
-    def beside(leaf: Any, parameter: Any) -> jax.ShapeDtypeStruct:
+    def like_parameter(leaf: Any, parameter: Any) -> jax.ShapeDtypeStruct:
         place = parameter.sharding if leaf.shape == parameter.shape else whole
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
@@ -135,4 +135,4 @@ def _placed_state(rule: optax.GradientTransformation, trained: Arrays, mesh: Mes
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)
 
     state = jax.eval_shape(rule.init, trained)
-    return optax.tree_utils.tree_map_params(rule, beside, state, trained, transform_non_params=alone)
+    return optax.tree_utils.tree_map_params(rule, like_parameter, state, trained, transform_non_params=alone)
