@@ -7,7 +7,6 @@ untouched, however large they are.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.json_value import json_value
 from recipec.compiler.terminal import uninterrupted
 from recipec.compiler.writing import umask
+from recipec.runtime.locks import alone
 
 STAGING, NEW, JOURNAL = ".recipe-build", "new", "journal.json"
 """The contents of the staging folder: the new files, and the journal of what to do with them."""
@@ -88,7 +88,7 @@ def changing(folder: Path) -> Iterator[Change]:
             completes it.
     """
     staging = folder / STAGING
-    with _alone(folder):
+    with alone(folder):
         _finish(folder)
         try:
             change = Change(folder)
@@ -111,7 +111,7 @@ def finish(folder: Path) -> bool:
     """
     if not os.path.lexists(folder / STAGING):
         return False
-    with _alone(folder), uninterrupted():
+    with alone(folder), uninterrupted():
         return _finish(folder)
 
 
@@ -138,19 +138,6 @@ def interrupted(folder: Path) -> bool:
 def _is_copied(folder: Path) -> bool:
     """Return whether a folder has the journal of a change that was interrupted in another folder."""
     return interrupted(folder) and _journal(folder / STAGING) is None
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder, where the file system supports it, so that one process at a time changes it. A
-    kill releases the lock."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _finish(folder: Path) -> bool:

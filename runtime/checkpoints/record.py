@@ -52,6 +52,25 @@ COMPARED = ("recipe", "model", "packages", "runtime")
 """Entries of the record that must equal the artifact's for a run to be continued."""
 
 
+def check_data_state(checkpoint: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Check that a run reads the data that a checkpoint was trained on.
+
+    Args:
+        checkpoint: its name in the message.
+        saved, current: the state of the data at the checkpoint's step, as it was and as it is read now.
+
+    Raises:
+        UserError: naming what differs.
+    """
+    changed = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
+    if changed:
+        raise UserError(
+            f"{checkpoint} was trained on other data: "
+            + "; ".join(f"{key} was {saved.get(key)}, now {current.get(key)}" for key in changed),
+            "give that run's data with --data-dir and continue, or start a new run in another --output",
+        )
+
+
 def write_record(directory: str | Path, artifact: Path) -> None:
     """Write the artifact's record into a checkpoint directory, as `write_next_to` does."""
     write_next_to(directory, LOCK, _lock_bytes(artifact))

@@ -18,6 +18,7 @@ from etils import epath
 from ..addresses import path_of, reached
 from ..errors import UserError
 from . import manifest
+from .record import check_data_state
 from .steps import ITEM, step_folders
 
 OPTIMIZER = "optimizer_state"
@@ -185,14 +186,7 @@ def check_data(directory: str, point: ResumePoint, current: Mapping[str, Any]) -
     Raises:
         UserError: naming what differs.
     """
-    saved = point.data or {}
-    changed = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
-    if changed:
-        raise UserError(
-            f"{directory}: the checkpoint of step {point.step} was trained on other data: "
-            + "; ".join(f"{key} was {saved.get(key)}, now {current.get(key)}" for key in changed),
-            "give that run's data with --data-dir and continue, or start a new run in another --output",
-        )
+    check_data_state(f"{directory}: the checkpoint of step {point.step}", point.data or {}, current)
 
 
 def digest(state: Any) -> str:

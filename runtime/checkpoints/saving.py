@@ -78,6 +78,25 @@ def set_step(optimizer: nnx.Optimizer, step: int, accumulation: int) -> None:
         optimizer.opt_state.gradient_step.set_value(jnp.asarray(step, jnp.int32))
 
 
+@dataclass(frozen=True)
+class StepArrays:
+    """What a step saves, and what restoring it fills.
+
+    Attributes:
+        optimizer: its state is part of the step; None for a step without one.
+        lora_only: whether the adapters are saved alone, without the base.
+    """
+
+    model: nnx.Module
+    optimizer: nnx.Optimizer | None
+    lora_only: bool
+
+    def states(self) -> dict[str, nnx.State]:
+        """Return the arrays by the names of their folders."""
+        params = nnx.state(self.model, nnx.LoRAParam) if self.lora_only else nnx.state(self.model)
+        return {ITEM: params, OPTIMIZER: nnx.state(Kept(self.optimizer), nnx.optimizer.OptState)}
+
+
 class Checkpoints(CheckpointManager):
     """Tunix's manager, which also writes checksums into each step.
 
@@ -102,14 +121,7 @@ class Checkpoints(CheckpointManager):
         failed = self._failed if jax.process_count() > 1 else None
         self._checkpoint_manager = manager(directory, self.kept, failed)
 
-    def write(
-        self,
-        step: int,
-        model: nnx.Module,
-        optimizer: nnx.Optimizer,
-        lora_only: bool,
-        metadata: Mapping[str, Any],
-    ) -> None:
+    def write(self, step: int, arrays: StepArrays, metadata: Mapping[str, Any]) -> None:
         """Start saving a step: arrays are copied before this returns, and written in the background.
 
         Args:
@@ -122,9 +134,9 @@ class Checkpoints(CheckpointManager):
             self.directory,
             lambda: self.save(
                 step,
-                model,
-                optimizer and Kept(optimizer),
-                save_only_lora_params=lora_only,
+                arrays.model,
+                arrays.optimizer and Kept(arrays.optimizer),
+                save_only_lora_params=arrays.lora_only,
                 force=True,
                 custom_metadata=dict(metadata),
             ),
@@ -145,7 +157,7 @@ class Checkpoints(CheckpointManager):
         except Exception as error:
             raise not_written(self.directory, error) from error
 
-    def restore(self, step: int, model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool) -> None:
+    def restore(self, step: int, arrays: StepArrays) -> None:
         """Put the arrays of a step into a model and its optimizer.
 
         The optimizer does not change if the step was imported.
@@ -154,7 +166,8 @@ class Checkpoints(CheckpointManager):
             UserError: when they do not fit.
         """
         try:
-            self.maybe_restore(model, Kept(optimizer), step, restore_only_lora_params=lora_only)
+            optimizer = Kept(arrays.optimizer)
+            self.maybe_restore(arrays.model, optimizer, step, restore_only_lora_params=arrays.lora_only)
         except Exception as error:
             raise UserError(
                 f"{self.directory}: the checkpoint of step {step} cannot be restored: {cause(error)}",
@@ -392,14 +405,7 @@ class LocalCheckpoints:
                 out[step] = metadata
         return out
 
-    def write(
-        self,
-        step: int,
-        model: nnx.Module,
-        optimizer: nnx.Optimizer,
-        lora_only: bool,
-        metadata: Mapping[str, Any],
-    ) -> None:
+    def write(self, step: int, arrays: StepArrays, metadata: Mapping[str, Any]) -> None:
         """Start saving a step; the shards are copied to the host before this returns.
 
         If this step or the one before it cannot be written, print a note and write no more steps.
@@ -408,7 +414,7 @@ class LocalCheckpoints:
             return
         items = {
             name: ocp.args.PyTreeSave(item=tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(), tree))
-            for name, tree in _states(model, optimizer, lora_only).items()
+            for name, tree in arrays.states().items()
         }
         try:
             self._manager.save(
@@ -436,9 +442,9 @@ class LocalCheckpoints:
             )
         self._failed = True
 
-    def restore(self, step: int, model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool) -> None:
+    def restore(self, step: int, arrays: StepArrays) -> None:
         """Put the shards of a step into a model and its optimizer."""
-        states = _states(model, optimizer, lora_only)
+        states = arrays.states()
         items = {
             name: ocp.args.PyTreeRestore(
                 item=tree,
@@ -455,8 +461,8 @@ class LocalCheckpoints:
                 f"{self.directory}: step {step} cannot be restored: {cause(error)}",
                 f"remove {self.directory}: the run then continues from the shared checkpoints",
             ) from error
-        nnx.update(model, restored[ITEM])
-        nnx.update(Kept(optimizer), restored[OPTIMIZER])
+        nnx.update(arrays.model, restored[ITEM])
+        nnx.update(Kept(arrays.optimizer), restored[OPTIMIZER])
 
     def _place(self, array: jax.Array) -> NamedSharding:
         """Return an array's sharding; counts of a new optimizer lie on one device."""
@@ -478,12 +484,6 @@ def _handler() -> ocp.PyTreeCheckpointHandler:
     arrays = types.ArrayHandler(primary_host=None, replica_id=None, use_replica_parallel=False)
     registry = types.create_type_handler_registry((jax.Array, arrays))
     return summed(use_zarr3=True, multiprocessing_options=_alone(), type_handler_registry=registry)
-
-
-def _states(model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool) -> dict[str, nnx.State]:
-    """Return the parts of both that are saved, as in the shared checkpoints."""
-    params = nnx.state(model, nnx.LoRAParam) if lora_only else nnx.state(model)
-    return {ITEM: params, OPTIMIZER: nnx.state(Kept(optimizer), nnx.optimizer.OptState)}
 
 
 def _on_all_processes(steps: set[int]) -> set[int]:

@@ -20,7 +20,7 @@ from tunix.sft.metrics_logger import MetricsLogger
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 from ..checkpoints.resuming import describe
-from ..checkpoints.saving import Checkpoints, LocalCheckpoints, kept, set_step
+from ..checkpoints.saving import Checkpoints, LocalCheckpoints, StepArrays, kept, set_step
 from ..data.batches import TrainingData
 from ..errors import UserError
 from ..hosts.single import SINGLE, SingleProcess
@@ -151,7 +151,7 @@ class Trainer(PeftTrainer):
         step = saved if checkpointing.step is None else checkpointing.step
         if step is not None:
             manager = local if local is not None and local.chosen == step else self.checkpoint_manager
-            manager.restore(step, self.model, self.optimizer, self._lora_enabled)
+            manager.restore(step, self._arrays())
             set_step(self.optimizer, step, accumulation)
             self._train_steps, self._iter_steps = step, step * accumulation
 
@@ -218,8 +218,7 @@ class Trainer(PeftTrainer):
                     self._save(step, self._metadata(data, evaluating))
                 elif keep and self._local is not None:
                     self._put_back()
-                    state = self._metadata(data, evaluating)
-                    self._local.write(step, self.model, self.optimizer, self._lora_enabled, state)
+                    self._local.write(step, self._arrays(), self._metadata(data, evaluating))
                 if save or keep or evaluate:
                     report.restart()
             if self._train_steps < until and not early:  # asked to stop
@@ -363,7 +362,10 @@ class Trainer(PeftTrainer):
         if self.checkpoint_manager.latest_step() == step:  # it is saved, or being saved
             return
         self._put_back()
-        self.checkpoint_manager.write(step, self.model, self.optimizer, self._lora_enabled, metadata)
+        self.checkpoint_manager.write(step, self._arrays(), metadata)
+
+    def _arrays(self) -> StepArrays:
+        return StepArrays(self.model, self.optimizer, self._lora_enabled)
 
     def _put_back(self) -> None:
         """Give the model and the optimizer their newest arrays; the older ones were donated."""

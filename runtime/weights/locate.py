@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..addresses import is_address
 from ..errors import UserError, first_line
+from ..locks import alone
 from ..settings import ModelSettings
 from ..stores import failed
 from .checkpoint import HFCheckpoint
@@ -102,7 +102,7 @@ def fetch_bucket(url: str) -> Path:
         system, root = url_to_fs(url)
         entries = [entry for entry in system.ls(root, detail=True) if entry["type"] == "file"]
         target.mkdir(parents=True, exist_ok=True)
-        with _alone(target):
+        with alone(target):
             copies = _Copies(system, target)
             copies.keep_only(entries)
             for entry in sorted(entries, key=lambda entry: str(entry["name"])):
@@ -152,15 +152,3 @@ class _Copies:
         self._versions[name] = version
         self._record.write_text(json.dumps(self._versions, indent=1))
         part.replace(copy)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other processes of this machine out of the block, if the file system has locks."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

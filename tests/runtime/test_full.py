@@ -18,7 +18,7 @@ import torch
 from safetensors.numpy import save_file
 
 from recipec.runtime.checkpoints.resuming import describe
-from recipec.runtime.checkpoints.saving import Checkpoints
+from recipec.runtime.checkpoints.saving import Checkpoints, StepArrays
 from recipec.runtime.merging import merge
 from recipec.runtime.merging.journal import RECORD
 from recipec.runtime.merging.verify import logits, token_rows
@@ -227,7 +227,7 @@ def test_full_checkpoint_merges_back_to_hugging_face_tensors(name: str, tmp_path
     mesh, built = training.build(tmp_path / "trained", MESH, full=True)
     checkpoints = Checkpoints(str(tmp_path / "run"), keep=1)
     with mesh:
-        checkpoints.write(STEPS, built.model, None, lora_only=False, metadata=describe({}))
+        checkpoints.write(STEPS, StepArrays(built.model, None, lora_only=False), describe({}))
         checkpoints.finish()
     write_lock(tmp_path / "run", base, None)
     model = ModelSettings(id=str(base.directory), family=base.family.name)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recipec.runtime.checkpoints import manifest, saving
 from recipec.runtime.checkpoints.resuming import ResumePoint, describe
-from recipec.runtime.checkpoints.saving import LocalCheckpoints
+from recipec.runtime.checkpoints.saving import LocalCheckpoints, StepArrays
 from recipec.runtime.sections import LocalCheckpoint
 from tests.runtime.artifacts import STEPS, assert_equal, entries, script, steps, train, write_artifact
 from tests.runtime.lives import Lives
@@ -99,7 +99,8 @@ def test_full_local_disk_stops_only_local_checkpoints(
     model.kernel = nnx.LoRAParam(placed)
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.LoRAParam)
     local = LocalCheckpoints(settings, "gs://bucket/run", mesh, "a", begins=True)
-    local.write(2, model, optimizer, True, describe({"rows": 2}))
+    arrays = StepArrays(model, optimizer, lora_only=True)
+    local.write(2, arrays, describe({"rows": 2}))
     local.finish()
 
     def full(folder: object) -> None:
@@ -108,7 +109,7 @@ def test_full_local_disk_stops_only_local_checkpoints(
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "write", full)
         for step in (4, 6, 8):
-            local.write(step, model, optimizer, True, describe({"rows": step}))
+            local.write(step, arrays, describe({"rows": step}))
         local.finish()
     assert capsys.readouterr().err == (
         f"note: {local.directory} cannot be written (No space left on device): this run saves no more "
@@ -125,14 +126,15 @@ def test_full_local_disk_stops_only_local_checkpoints(
         is None
     )
     local = LocalCheckpoints(settings, "gs://bucket/run", mesh, "a", begins=False)
-    local.write(2, model, optimizer, True, describe({"rows": 2}))
+    arrays = StepArrays(model, optimizer, lora_only=True)
+    local.write(2, arrays, describe({"rows": 2}))
     local.finish()
     assert (found("a", 1).step, found("a", 1).data) == (2, {"rows": 2})
     assert found("a", 2).step == 2 and found("a", 2).data == {"rows": 2}
     model.kernel.set_value(placed * 0)
     local = LocalCheckpoints(settings, "gs://bucket/run", mesh, "a", begins=False)
     assert local.newer(ResumePoint()).step == 2 == local.chosen
-    local.restore(2, model, optimizer, True)
+    local.restore(2, arrays)
     assert np.array_equal(model.kernel.get_value(), placed)
     assert model.kernel.get_value().sharding == placed.sharding
     assert (

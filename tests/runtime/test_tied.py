@@ -22,7 +22,7 @@ from recipec.compiler import catalog
 from recipec.compiler.lower import lower
 from recipec.runtime.checkpoints.record import read_record
 from recipec.runtime.checkpoints.resuming import describe
-from recipec.runtime.checkpoints.saving import Checkpoints
+from recipec.runtime.checkpoints.saving import Checkpoints, StepArrays
 from recipec.runtime.checkpoints.trained_weights import check_model
 from recipec.runtime.errors import UserError
 from recipec.runtime.merging import merge, verify
@@ -278,7 +278,7 @@ def test_full_fine_tuning_writes_a_repeated_head_too(
     mesh, built = training.build(tmp_path / "trained", MESH, full=True)
     with mesh:
         checkpoints = Checkpoints(str(tmp_path / "run"), keep=1)
-        checkpoints.write(3, built.model, None, lora_only=False, metadata=describe({}))
+        checkpoints.write(3, StepArrays(built.model, None, lora_only=False), describe({}))
         checkpoints.finish()
     write_lock(tmp_path / "run", base, None)
     assert run_merge(tmp_path, bases("copied"), "--verify", adapter=False) == 0

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...checkpoints.record import LOCK, check_record
+from ...checkpoints.record import LOCK, check_data_state, check_record
 from ...errors import UserError
 from ...interrupts import name_of
 from ...training.early_stopping import Evaluations
@@ -87,13 +87,7 @@ def check_data(folder: Path, saved: Mapping[str, Any], current: Mapping[str, Any
     Raises:
         UserError: the data differs; the message says in what.
     """
-    changed = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
-    if changed:
-        raise UserError(
-            f"{folder} was trained on other data: "
-            + "; ".join(f"{key} was {saved.get(key)}, now {current.get(key)}" for key in changed),
-            "give that run's data with --data-dir and continue, or start a new run in another --output",
-        )
+    check_data_state(str(folder), saved, current)
 
 
 def evaluations(folder: Path) -> Evaluations:
