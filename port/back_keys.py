@@ -230,7 +230,7 @@ def _accelerate(config: Config) -> dict[str, Any]:
     mixed = "bf16" if config.recipe.model.dtype == "bfloat16" else "no"
     settings: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "mixed_precision": mixed}
     settings |= {"num_machines": 1, "num_processes": config.devices}
-    if config.recipe.lora is not None and config.recipe.lora.quantize:
+    if config.recipe.model.quantization:
         return {**settings, "distributed_type": "MULTI_GPU"}
     fsdp = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     fsdp |= {"fsdp_reshard_after_forward": True, "fsdp_state_dict_type": "FULL_STATE_DICT"}
@@ -248,9 +248,9 @@ def _trl(config: Config) -> None:
         names, regular, parameters = targets(config)
         keys["lora_target_modules"] = [regular] if regular else names
         keys |= {"lora_target_parameters": parameters} if parameters else {}
-        if recipe.lora.quantize == "nf4":
+        if recipe.model.quantization == "nf4":
             keys |= {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": False}
-        elif recipe.lora.quantize == "int8":
+        elif recipe.model.quantization == "int8":
             keys["load_in_8bit"] = True
     _trl_sources(config)
     config.direct("data")
@@ -321,8 +321,8 @@ def _llamafactory(config: Config) -> None:
         keys["lora_target"] = ",".join(targets(config)[0])
         keys |= {"additional_target": ",".join(config.saved_modules)} if config.saved_modules else {}
         config.start("adapter_name_or_path")
-        if lora.quantize in ("nf4", "int8"):
-            keys |= {"quantization_bit": 4 if lora.quantize == "nf4" else 8}
+        if recipe.model.quantization in ("nf4", "int8"):
+            keys |= {"quantization_bit": 4 if recipe.model.quantization == "nf4" else 8}
             keys |= {"quantization_type": "nf4", "double_quantization": False}
     if config.new_tokens and not any("," in token for token in config.new_tokens):
         keys |= {"add_special_tokens": ",".join(config.new_tokens), "resize_vocab": True}
@@ -415,7 +415,7 @@ def _axolotl(config: Config) -> None:
     keys |= {"tokens": config.new_tokens} if config.new_tokens else {}
     if lora is not None:
         keys |= {"lora_modules_to_save": config.saved_modules} if config.saved_modules else {}
-        keys["adapter"] = "qlora" if lora.quantize == "nf4" else "lora"
+        keys["adapter"] = "qlora" if recipe.model.quantization == "nf4" else "lora"
         keys |= {"peft_use_dora": True} if lora.kind == "dora" else {}
         names, regular, parameters = targets(config)
         keys["lora_target_modules"] = regular or names
@@ -425,12 +425,12 @@ def _axolotl(config: Config) -> None:
         if lora.init == "gaussian" or (principal(lora.init) and lora.init != "loftq"):
             keys["peft_init_lora_weights"] = lora.init
         config.start("lora_model_dir")
-        if lora.quantize == "nf4":
+        if recipe.model.quantization == "nf4":
             exact = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False}
             keys |= {"load_in_4bit": True, "bnb_config_kwargs": exact}
-        elif lora.quantize == "int8":
+        elif recipe.model.quantization == "int8":
             keys["load_in_8bit"] = True
-        if lora.quantize and experts.has_experts(config.model):
+        if recipe.model.quantization and experts.has_experts(config.model):
             keys["quantize_moe_experts"] = True
     if train.objective != "sft":
         keys["rl"] = "simpo" if train.objective == "cpo" else train.objective

@@ -165,11 +165,6 @@ class Lora:
         dtype: Type of the adapters.
         kv: For the keys and values of a layer: independent gives each its own A, as PEFT does; shared gives
             them one A, as Qwix does for Tunix's fused weight.
-        quantize: Quantization of the frozen base weights (QLoRA) of linear layers and experts; null keeps
-            model.dtype.
-        products: Multiply the frozen weights in the eight bits in which they are stored, with activations
-            rounded row by row. This is faster on chips with eight-bit products, and less exact. null
-            multiplies in model.dtype. Only with quantize: int8 or fp8.
     """
 
     rank: int = 64
@@ -187,8 +182,6 @@ class Lora:
     loraplus_lr_ratio: float | None = None
     dtype: str = "float32"
     kv: str = "independent"
-    quantize: str | None = None
-    products: str | None = None
 
 
 @dataclass(frozen=True)

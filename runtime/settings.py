@@ -16,7 +16,7 @@ from .sections import Checkpoint, Data, FakeQuantization, Source, Train
 
 if TYPE_CHECKING:
     from .model.adapters import LoraSettings
-    from .model.partition_rules import Rule
+    from .model.partition_rules import Placement, Rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,17 @@ class ModelSettings:
         vocab_size: rows of the embedding and the head, None for the checkpoint's number.
         family: name of one of runtime.model.families.FAMILIES.
         dtype: "bfloat16" or "float32", of the base weights and of the computation.
+        quantization: "nf4", "int8" or "fp8", in which the frozen weights of linear layers and experts are
+            stored; None for dtype.
+        quantized_matmul: "forward" or "both": the passes that multiply the stored codes by activations in
+            eight bits; None computes in dtype.
         attention: "dot" or "splash".
         attention_block: tokens of splash's largest block, None for attention.MOST.
         remat: what the backward pass recomputes: the name of one of runtime.model.remat.POLICIES.
         trainable_modules: the modules that training without LoRA changes, () for all.
         qat: how a training step rounds weights and activations, None for not at all.
+        began: the mesh that the run began on, whose blocks of nf4 it keeps on any mesh; None for this mesh.
+            The recipe does not have it: `runtime.training.session` reads it from the run's record.
     """
 
     id: str
@@ -45,11 +51,19 @@ class ModelSettings:
     vocab_size: int | None = None
     family: str
     dtype: str = "bfloat16"
+    quantization: str | None = None
+    quantized_matmul: str | None = None
     attention: str = "dot"
     attention_block: int | None = None
     remat: str = "decoder"
     trainable_modules: tuple[str, ...] = ()
     qat: FakeQuantization | None = None
+    began: Placement | None = None
+
+    @property
+    def unquantized(self) -> ModelSettings:
+        """Return these settings with all weights in `dtype`."""
+        return replace(self, quantization=None, quantized_matmul=None, began=None)
 
 
 @dataclass(frozen=True)

@@ -44,13 +44,21 @@ SAME = {
 }
 VARIANTS: dict[str, dict[str, str]] = {
     "float32": {"model.dtype": "float32"},
-    "int8-both": {"model.dtype": "bfloat16", "lora.quantize": "int8", "lora.products": "both"},
-    "int8-forward": {"model.dtype": "bfloat16", "lora.quantize": "int8", "lora.products": "forward"},
+    "int8-both": {"model.dtype": "bfloat16", "model.quantization": "int8", "model.quantized_matmul": "both"},
+    "int8-forward": {
+        "model.dtype": "bfloat16",
+        "model.quantization": "int8",
+        "model.quantized_matmul": "forward",
+    },
     "bfloat16": {"model.dtype": "bfloat16"},
-    "fp8-both": {"model.dtype": "bfloat16", "lora.quantize": "fp8", "lora.products": "both"},
-    "fp8-forward": {"model.dtype": "bfloat16", "lora.quantize": "fp8", "lora.products": "forward"},
-    "int8-stored": {"model.dtype": "bfloat16", "lora.quantize": "int8"},
-    "fp8-stored": {"model.dtype": "bfloat16", "lora.quantize": "fp8"},
+    "fp8-both": {"model.dtype": "bfloat16", "model.quantization": "fp8", "model.quantized_matmul": "both"},
+    "fp8-forward": {
+        "model.dtype": "bfloat16",
+        "model.quantization": "fp8",
+        "model.quantized_matmul": "forward",
+    },
+    "int8-stored": {"model.dtype": "bfloat16", "model.quantization": "int8"},
+    "fp8-stored": {"model.dtype": "bfloat16", "model.quantization": "fp8"},
 }
 """The most informative ones first; the others' gradients and answers are compared with float32."""
 
@@ -118,7 +126,7 @@ def table() -> str:
 
 def words(values: Mapping[str, Any]) -> str:
     """Return a variant's name in the table."""
-    kind, products = values.get("lora.quantize"), values.get("lora.products")
+    kind, products = values.get("model.quantization"), values.get("model.quantized_matmul")
     weights = "" if kind is None else f", {kind} weights" + (f", products {products}" if products else "")
     return values["model.dtype"] + weights
 

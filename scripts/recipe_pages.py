@@ -379,12 +379,12 @@ def _parts(name: str, planned: Planned) -> tuple[str, ...]:
 
 def method(program: Program) -> str:
     """Return the method: "QLoRA (nf4), DPO", "QLoRA (int8, products too), rank 64", "LoRA, rank 32" ..."""
-    lora = program.lora
+    lora, model = program.lora, program.recipe.model
     if lora is None:
         how = "all weights"
-    elif lora.quantize:
-        products = ", products too" if lora.products else ""
-        how = f"QLoRA ({lora.quantize}{products}), rank {lora.rank}"
+    elif model.quantization:
+        products = ", products too" if model.quantized_matmul else ""
+        how = f"QLoRA ({model.quantization}{products}), rank {lora.rank}"
     else:
         how = f"LoRA, rank {lora.rank}"
     objective = program.recipe.train.objective

@@ -79,14 +79,19 @@ MODELS = (
 CELL = """\
 recipe: 1
 name: cell
-model: {{id: {model}, attention: splash}}
+model: {{id: {model}, attention: splash{quantization}}}
 mesh: {{accelerator: {machine}, axes: {{fsdp: {devices}, tp: 1}}}}
 {lora}
 remat: {{policy: decoder}}
 data: {{train: ["hf://owner/name"], chat_template: "{{{{ messages }}}}", max_length: 2048}}
 train: {{global_batch_size: {devices}}}
 """
-ADAPTERS = {"lora": "lora: {rank: 32}", "qlora": "lora: {rank: 32, quantize: nf4}", "full": ""}
+METHOD_KEYS = {
+    "lora": ("", "lora: {rank: 32}"),
+    "qlora": (", quantization: nf4", "lora: {rank: 32}"),
+    "full": ("", ""),
+}
+"""By method, what it adds to the `model` section, and its `lora` section."""
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -220,10 +225,11 @@ def cell(model: str, machine: str, method: str, folder: Path) -> float | None:
     """
     from recipec.compiler.lowering.hardware import from_name
 
-    devices = from_name(machine).devices
+    devices, (quantization, lora) = from_name(machine).devices, METHOD_KEYS[method]
     path = folder / "cell.yaml"
     path.write_text(
-        CELL.format(model=model, machine=machine, devices=devices, lora=ADAPTERS[method]), encoding="utf-8"
+        CELL.format(model=model, machine=machine, devices=devices, quantization=quantization, lora=lora),
+        encoding="utf-8",
     )
     fitted = lower(load(path), planning=True).program
     if fitted is None:

@@ -285,7 +285,7 @@ E0813 = Code(
     cause="Its config.json, or the names and types of its tensors, are those of AWQ, GPTQ, "
     "bitsandbytes, compressed-tensors or another method that is not read. Of FP8, only the form "
     "with `weight_scale_inv` tensors and its quantization_config is read.",
-    cure="Use the original. `lora.quantize` quantizes it during training.",
+    cure="Use the original. `model.quantization` quantizes it during training.",
 )
 
 

@@ -87,8 +87,8 @@ def _unavailable(facts: Facts, kind: str) -> Iterator[Diagnostic]:
             "model.id",
             "lora: {rank: 16, targets: [q_proj, v_proj]}",
         )
-    elif recipe.lora.quantize is not None:
-        yield refused("the weights of such models are not quantized", "lora.quantize", "remove the line")
+    elif recipe.model.quantization is not None:
+        yield refused("the weights of such models are not quantized", "model.quantization", "remove the line")
     if recipe.model.attention == "splash":
         yield refused("such models use transformers' own attention", "model.attention", "attention: dot")
     if accelerator is not None and accelerator.hosts > 1:

@@ -74,7 +74,7 @@ E0923 = Code(
     "E0923",
     "int8 with TRL",
     cause="The recipe is built for TRL. int8 of bitsandbytes quantizes activations as well as weights.",
-    cure="Write `quantize: nf4`, or build without `--backend trl`.",
+    cure="Write `quantization: nf4`, or build without `--backend trl`.",
 )
 
 W0924 = Code(
@@ -95,10 +95,10 @@ E0925 = Code(
 W0926 = Code(
     "W0926",
     "quantized experts with TRL",
-    cause="`quantize: nf4` also quantizes a model's experts. bitsandbytes keeps them in model.dtype, "
+    cause="`quantization: nf4` also quantizes a model's experts. bitsandbytes keeps them in model.dtype, "
     "because it supports only linear layers. The baseline takes more memory and trains on a "
     "different base.",
-    cure="Nothing, if the two runs need not be the same. Otherwise remove `quantize`.",
+    cure="Nothing, if the two runs need not be the same. Otherwise remove `quantization`.",
 )
 
 E0940 = Code(
@@ -115,7 +115,7 @@ E0950 = Code(
     cause="pissa and olora take the adapters' part out of a weight before it is quantized. In TRL's "
     "run, bitsandbytes quantizes whole weights while it loads them. TorchAX stores nf4 in other "
     "blocks than train.py, and has no LoftQ.",
-    cure="Write `init: peft` or `quantize: null`, or build without that `--backend`.",
+    cure="Write `init: peft` or `quantization: null`, or build without that `--backend`.",
 )
 
 E0959 = Code(
@@ -131,7 +131,7 @@ def check_trl(program: Program) -> Iterator[Diagnostic]:
     """Yield what TRL and PEFT cannot do of a recipe, or do differently from train.py."""
     recipe, refuse = program.recipe, partial(_refusal, "trl")
     optimizer, lora = recipe.train.optimizer.name, recipe.lora
-    quantize = None if lora is None else lora.quantize
+    quantization = recipe.model.quantization
     if optimizer in ("lion", "muon"):
         which = "Lion" if optimizer == "lion" else "Muon with Adam for vectors and embeddings"
         said = f": torch and transformers have no {which}"
@@ -159,21 +159,21 @@ def check_trl(program: Program) -> Iterator[Diagnostic]:
     if parameters := [one.target.words[0] for one in program.adapters if one.target.parameter]:
         said = f" adapts only linear layers, not parameters: {listing(dict.fromkeys(parameters))}"
         yield refuse(E0925, said, "lora.targets", "targets without experts and router")
-    if lora is not None and quantize in ("int8", "fp8"):
-        said = f": PEFT cannot train on weights in {quantize} as train.py does"
-        if quantize == "int8" and lora.products is None:
+    if quantization in ("int8", "fp8"):
+        said = f": PEFT cannot train on weights in {quantization} as train.py does"
+        if quantization == "int8" and recipe.model.quantized_matmul is None:
             said = ": bitsandbytes' int8 also quantizes activations, and train.py quantizes only weights"
-        yield refuse(E0923, said, "lora.quantize", "quantize: nf4, which is the same in both")
-    if lora is not None and quantize == "nf4" and principal(lora.init):
+        yield refuse(E0923, said, "model.quantization", "quantization: nf4, which is the same in both")
+    if lora is not None and quantization == "nf4" and principal(lora.init):
         said = f": bitsandbytes quantizes the base as it loads it, and init: {lora.init} is "
         yield refuse(E0950, f"{said}computed from the base before", "lora.init", "init: peft")
-    if quantize == "nf4" and program.architecture.routing[0]:
+    if quantization == "nf4" and program.architecture.routing[0]:
         yield Diagnostic(
             W0926,
             "--backend trl: bitsandbytes quantizes only linear layers. Experts, which transformers stores in "
             f"other parameters, stay in {recipe.model.dtype} there. train.py stores them in nf4",
-            "lora.quantize",
-            "remove quantize to use the same base in both",
+            "model.quantization",
+            "remove quantization to use the same base in both",
         )
     yield from _of_both(program, "trl")
 
@@ -219,7 +219,7 @@ E0938 = Code(
     "E0938",
     "eight-bit products with TorchAX",
     cause="The TorchAX backend computes with the dequantized numbers, in model.dtype.",
-    cure="Remove `products`, or build without `--backend torchax`.",
+    cure="Remove `quantized_matmul`, or build without `--backend torchax`.",
 )
 
 E0939 = Code(
@@ -275,8 +275,9 @@ def check_torchax(program: Program) -> Iterator[Diagnostic]:
         yield refuse(E0920, said, "train.optimizer.name", "name: adamw")
     if lora is not None and lora.kv == "shared":
         yield refuse(E0922, SHARED, "lora.kv", "kv: independent")
-    if lora is not None and lora.products:
-        yield refuse(E0938, " always multiplies in model.dtype", "lora.products", "products: null")
+    if recipe.model.quantized_matmul:
+        said = " always multiplies in model.dtype"
+        yield refuse(E0938, said, "model.quantized_matmul", "quantized_matmul: null")
     if lora is not None and lora.kind != "lora":
         said = " trains only A and B, without DoRA's magnitudes"
         yield refuse(E0942, said, "lora.kind", "kind: lora")

@@ -475,7 +475,6 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     yield from _principal(facts, section)
     yield from _whole(facts, section)
     yield from _rows(facts, section)
-    yield from _products(facts, section)
     usual = round(section.rank**0.5) if section.rslora else section.rank
     scale = section.alpha / (section.rank**0.5 if section.rslora else section.rank)
     if scale > SENSIBLE_SCALE:
@@ -566,7 +565,7 @@ def _dora(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             "dropout: 0",
         ),
         (
-            section.quantize and section.init in ("pissa", "olora", "loftq"),
+            facts.recipe.model.quantization and section.init in ("pissa", "olora", "loftq"),
             f"quantized weights and init: {section.init}, whose norms are those before quantization",
             "init",
             "init: peft",
@@ -628,7 +627,7 @@ def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     linear = [a for a in facts.adapters or () if not a.target.parameter]
     sizes = {adapter.name: (adapter.rank, *_matrix(adapter)) for adapter in linear}
     narrow = next((name for name, (rank, *size) in sizes.items() if rank > min(size)), None)
-    unstored = section.init == "loftq" and section.quantize != "nf4"
+    unstored = section.init == "loftq" and facts.recipe.model.quantization != "nf4"
     for wrong, what, path, help in (
         (
             words,
@@ -644,7 +643,7 @@ def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             "train.objective",
             "another objective",
         ),
-        (unstored, "weights that are not stored in nf4", "lora.quantize", "quantize: nf4"),
+        (unstored, "weights that are not stored in nf4", "model.quantization", "quantization: nf4"),
         (
             section.start_from,
             "start_from, whose adapter has its own values",
@@ -790,64 +789,6 @@ def _rows(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
 def _adapted(facts: Facts, section: Lora, site: LoraTarget) -> bool:
     """Return whether any target of the section matches a weight in one of its layers."""
     return site.layer in (facts.layers or ()) and any(meant(target, site) for target in section.targets)
-
-
-E0318 = Code(
-    "E0318",
-    "eight-bit products without eight-bit weights",
-    cause="`products` multiplies weights that are stored in eight bits, and `quantize` does not store "
-    "them so.",
-    cure="Write `quantize: int8`, or `fp8` on TPU7x; or remove `products`.",
-)
-
-E0319 = Code(
-    "E0319",
-    "eight-bit products are not faster",
-    cause="On this chip, products of that type are not faster than bfloat16 products. Activations "
-    "would be rounded without any gain.",
-    cure="Write `quantize: int8` on v5e, v5p and v6e, or `fp8` on TPU7x; or remove `products`.",
-)
-
-E0320 = Code(
-    "E0320",
-    "eight-bit products with experts",
-    cause="The products of experts are always computed in model.dtype, even if the weights are stored "
-    "in eight bits.",
-    cure="Remove `products`.",
-)
-
-
-def _products(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
-    """Check 8-bit products: they need 8-bit weights and a chip on which they are faster, and exclude
-    experts."""
-    if section.products is None:
-        return
-    kind, accelerator = section.quantize, facts.accelerator
-    if kind in (None, "nf4"):
-        yield Diagnostic(
-            E0318,
-            f"products: {section.products} needs weights in eight bits, and they are "
-            + ("not quantized" if kind is None else "in nf4"),
-            "lora.products",
-            "quantize: int8, or fp8 on TPU7x; products: null computes in model.dtype",
-        )
-    elif accelerator is not None and accelerator.platform == "tpu" and kind != accelerator.eight_bits:
-        known = accelerator.eight_bits
-        yield Diagnostic(
-            E0319,
-            f"{accelerator.generation} multiplies {kind} no faster than bfloat16: activations would be "
-            "rounded without any gain",
-            "lora.products",
-            f"quantize: {known}; or products: null" if known else "products: null",
-        )
-    if facts.model is not None and facts.model.architecture.routing[0]:
-        yield Diagnostic(
-            E0320,
-            f"most products of {facts.model.title} are those of its experts, which are not computed in "
-            "eight bits",
-            "lora.products",
-            "products: null",
-        )
 
 
 def _nearest(facts: Facts, target: str) -> str:

@@ -289,7 +289,7 @@ def _memory(facts: Facts) -> Iterator[Diagnostic]:
         return
     recipe = facts.recipe
     size = BYTES[recipe.model.dtype]
-    if recipe.lora is not None and recipe.lora.quantize is not None:
+    if recipe.model.quantization is not None:
         return  # quantized weights are smaller, and their size is not known yet
     state = state_bytes(recipe)
     if state:

@@ -1,4 +1,4 @@
-"""Check the model: settings without effect, data types and attention, and where splash attention can run."""
+"""Check the model: settings without effect, data types, quantization, attention and new tokens."""
 
 from __future__ import annotations
 
@@ -95,6 +95,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "model.id",
             "change nothing; or remove the tensor from the files, and the embedding is the head",
         )
+    yield from _quantization(facts)
     yield from _attention(facts)
     yield from _length(facts)
     yield from _positions(facts)
@@ -278,4 +279,81 @@ def _attention(facts: Facts) -> Iterator[Diagnostic]:
             f"splash attention is a TPU kernel, and {accelerator.name} is a CPU",
             "model.attention",
             "attention: dot",
+        )
+
+
+E0327 = Code(
+    "E0327",
+    "quantized base without adapters",
+    cause="`model.quantization` stores weights that stay frozen in fewer bits, and adapters are trained on "
+    "them. Without `lora`, the weights themselves are trained.",
+    cure="Add a `lora` section, or remove `quantization`.",
+)
+
+E0318 = Code(
+    "E0318",
+    "eight-bit products without eight-bit weights",
+    cause="`quantized_matmul` multiplies weights that are stored in eight bits, and `quantization` does not "
+    "store them so.",
+    cure="Write `quantization: int8`, or `fp8` on TPU7x; or remove `quantized_matmul`.",
+)
+
+E0319 = Code(
+    "E0319",
+    "eight-bit products are not faster",
+    cause="On this chip, products of that type are not faster than bfloat16 products. Activations "
+    "would be rounded without any gain.",
+    cure="Write `quantization: int8` on v5e, v5p and v6e, or `fp8` on TPU7x; or remove `quantized_matmul`.",
+)
+
+E0320 = Code(
+    "E0320",
+    "eight-bit products with experts",
+    cause="The products of experts are always computed in model.dtype, even if the weights are stored "
+    "in eight bits.",
+    cure="Remove `quantized_matmul`.",
+)
+
+
+def _quantization(facts: Facts) -> Iterator[Diagnostic]:
+    """Check that quantized weights are frozen. Check 8-bit products: they need 8-bit weights and a chip on
+    which they are faster, and exclude experts."""
+    section, accelerator = facts.recipe.model, facts.accelerator
+    kind, passes = section.quantization, section.quantized_matmul
+    if kind is not None and facts.recipe.lora is None:
+        yield Diagnostic(
+            E0327,
+            f"a base in {kind} is for adapters: without lora the weights themselves are trained, in "
+            f"{section.dtype}",
+            "model.quantization",
+            "quantization: null; or a section lora: {rank: 16}",
+        )
+    if passes is None:
+        return
+    place, off = "model.quantized_matmul", "quantized_matmul: null"
+    if kind in (None, "nf4"):
+        eight = "" if facts.recipe.lora is None else "quantization: int8, or fp8 on TPU7x; "
+        yield Diagnostic(
+            E0318,
+            f"quantized_matmul: {passes} needs weights in eight bits, and they are "
+            + ("not quantized" if kind is None else "in nf4"),
+            place,
+            f"{eight}{off} computes in model.dtype",
+        )
+    elif accelerator is not None and accelerator.platform == "tpu" and kind != accelerator.eight_bits:
+        known = accelerator.eight_bits
+        yield Diagnostic(
+            E0319,
+            f"{accelerator.generation} multiplies {kind} no faster than bfloat16: activations would be "
+            "rounded without any gain",
+            place,
+            f"quantization: {known}; or {off}" if known else off,
+        )
+    if facts.model is not None and facts.model.architecture.routing[0]:
+        yield Diagnostic(
+            E0320,
+            f"most products of {facts.model.title} are those of its experts, which are not computed in "
+            "eight bits",
+            place,
+            off,
         )

@@ -111,8 +111,8 @@ def _combinations(facts: Facts, section: FakeQuantization) -> Iterator[Diagnosti
     conflicts = []
     if recipe.train.objective != "sft":
         conflicts.append(("train.objective", f"objective: {recipe.train.objective}", "objective: sft"))
-    if lora is not None and lora.quantize is not None:
-        conflicts.append(("lora.quantize", f"a base that is stored in {lora.quantize}", "quantize: null"))
+    if (stored := recipe.model.quantization) is not None:
+        conflicts.append(("model.quantization", f"a base that is stored in {stored}", "quantization: null"))
     if lora is not None and lora.kind != "lora":
         conflicts.append(("lora.kind", f"kind: {lora.kind}", "kind: lora"))
     if lora is not None and principal(lora.init):

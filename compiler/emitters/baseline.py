@@ -167,7 +167,7 @@ def _loads_everywhere(program: Program) -> bool:
     accelerate 1.15 broadcasts only parameters. It leaves out quantized weights, and Gemma 4's layer_scalar,
     which is a buffer of the checkpoint.
     """
-    quantized = program.lora is not None and program.lora.quantize is not None
+    quantized = program.recipe.model.quantization is not None
     return quantized or any(parameter.buffer for parameter in program.parameters)
 
 

@@ -128,7 +128,7 @@ def _figures(program: Program) -> list[tuple[str, str]]:
         ("Base", f"{program.base_parameters:,} parameters in {recipe.model.dtype}"),
     ]
     if program.lora is not None:
-        lora, trainable = program.lora, program.trainable_parameters
+        lora, model, trainable = program.lora, recipe.model, program.trainable_parameters
         share = trainable / program.base_parameters
         figures += [
             ("Trainable", f"{trainable:,} parameters ({share:.2%}) in {lora.dtype}"),
@@ -136,8 +136,8 @@ def _figures(program: Program) -> list[tuple[str, str]]:
                 "LoRA",
                 f"rank {lora.rank}, alpha {lora.alpha:g}, dropout {lora.dropout:g}, on "
                 f"{plural(len(program.adapters), 'projection')}"
-                + (f", on a base in {lora.quantize}" if lora.quantize else "")
-                + (", by products in eight bits" if lora.products else ""),
+                + (f", on a base in {model.quantization}" if model.quantization else "")
+                + (", by products in eight bits" if model.quantized_matmul else ""),
             ),
             ("LoRA reaches", str(program.reach)),
         ]

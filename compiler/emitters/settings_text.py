@@ -34,7 +34,7 @@ def kind(program: Program) -> str:
     """Name the kind of run: "LoRA fine-tuning", "QLoRA DPO training"."""
     lora, objective = program.recipe.lora, program.recipe.train.objective
     name = "DoRA" if lora is not None and lora.kind == "dora" else "LoRA"
-    size = "Full" if lora is None else f"Q{name}" if lora.quantize else name
+    size = "Full" if lora is None else f"Q{name}" if program.recipe.model.quantization else name
     if program.recipe.train.qat is not None:
         size = f"Quantization-aware {size if lora is not None else 'full'}"
     return f"{size} fine-tuning" if objective == "sft" else f"{size} {objective.upper()} training"

@@ -158,7 +158,7 @@ def _lora(a: Program, b: Program) -> Iterator[str]:
         ("kv", "key and value adapters are"),
     ):
         yield from _changed(words, *(_listed(getattr(x.lora, key)) for x in (a, b)))
-    if a.lora.quantize != b.lora.quantize:
+    if a.recipe.model.quantization != b.recipe.model.quantization:
         yield f"frozen weights stored in {stored_type(a)} -> {stored_type(b)}"
     yield from _changed("products with frozen weights in", product_types(a), product_types(b))
 

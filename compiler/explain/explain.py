@@ -211,6 +211,11 @@ def _model(program: Program) -> list[str]:
         f"{'all are trained' if program.lora is None else 'they stay frozen'}",
         f"dtype is set for loading, parameters and computation: {recipe.model.dtype} in all three",
     ]
+    if recipe.model.quantization is not None:
+        out.append(f"the weights of linear layers and experts are stored in {recipe.model.quantization}")
+    if recipe.model.quantized_matmul is not None:
+        out.append(f"products with the frozen weights are in {product_types(program)}{_rates(program)}")
+        out.append("activations are rounded row by row: docs/numerics.md says what that costs in quality")
     if recipe.model.vocab_size is not None:
         out.append(
             f"the embedding and the head have {recipe.model.vocab_size:,} rows; rows that the "
@@ -313,26 +318,22 @@ def _lora(program: Program) -> list[str]:
         part = "what nf4 loses of it" if lora.init == "loftq" else "a part of it, without which it is frozen"
         out.append(f"{lora.init}: a weight's adapter starts as {part}")
         out.append("merge writes an adapter of twice the rank, for the unchanged base")
-    if lora.products:
-        out.append(f"products with the frozen weights are in {product_types(program)}{_rates(program)}")
-        out.append("activations are rounded row by row: docs/numerics.md says what that costs in quality")
     return out
 
 
 def stored_type(program: Program) -> str:
     """Return the type in which the frozen weights of linear layers are stored."""
-    return (program.lora and program.lora.quantize) or program.recipe.model.dtype
+    return program.recipe.model.quantization or program.recipe.model.dtype
 
 
 def product_types(program: Program) -> str:
     """Return the types of the products with frozen weights: forward, and for the gradient of the
     activations."""
-    wide, lora = program.recipe.model.dtype, program.lora
-    if lora is None or lora.products is None:
-        return wide
-    return f"{lora.quantize}, " + (
-        "forward and backward" if lora.products == "both" else f"backward in {wide}"
-    )
+    model = program.recipe.model
+    if model.quantized_matmul is None:
+        return model.dtype
+    backward = "forward and backward" if model.quantized_matmul == "both" else f"backward in {model.dtype}"
+    return f"{model.quantization}, {backward}"
 
 
 def _rates(program: Program) -> str:

@@ -72,7 +72,7 @@ def evaluation() -> Pins:
 def trl(program: Program) -> Pins:
     """Return the environment of train_trl.py."""
     pins = _pins("trl")
-    if program.lora is not None and program.lora.quantize is not None:
+    if program.recipe.model.quantization is not None:
         pins |= _pins("trl-quantized")
     return _logging(program, _reaching(program, pins))
 

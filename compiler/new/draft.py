@@ -92,7 +92,11 @@ class Draft:
         """The memory that a step takes on one device, as an estimate."""
         given = self.probe.program
         recipe = given.recipe
-        model = {"attention": self.attention, "dtype": dtype(self.accelerator)}
+        model = {
+            "attention": self.attention,
+            "dtype": dtype(self.accelerator),
+            "quantization": "nf4" if self.quantize else None,
+        }
         train = {"micro_batch_size": self.micro, "global_batch_size": self.rows}
         updates = {
             "model": recipe.model.model_copy(update=model),
@@ -107,7 +111,6 @@ class Draft:
             accelerator=self.accelerator,
             data_parallel=self.fsdp,
             accumulation_steps=self.accumulation,
-            lora=replace(given.lora, quantize="nf4") if given.lora and self.quantize else given.lora,
         )
         return estimated(self.probe, program)
 

@@ -116,6 +116,8 @@ def _model(c: Contents) -> Lines:
     lines = {"model.id": Line(c.model, f"{shape}, {_heads(architecture)}")}
     if dtype(c.draft.accelerator) == "float32":
         lines["model.dtype"] = Line("float32", "CPUs are slow at bfloat16")
+    if c.draft.quantize:
+        lines["model.quantization"] = Line("nf4", _why_quantized(c))
     if c.draft.attention == "splash":
         why = "the TPU's fused kernel, which keeps no scores"
         packed = ", with borders between packed samples" if c.source.format not in ALONE else ""
@@ -159,15 +161,12 @@ def _lora(c: Contents) -> Lines:
     types = program.architecture.layer_types
     every = which_layers(types, range(len(types)))
     reached = f"all projections of {every} layers; LoRA reaches {program.reach}"
-    lines = {
+    return {
         "lora.rank": Line(RANK, f"{quantity(program.trainable_parameters)} trained numbers, {share:.2%}"),
         "lora.alpha": Line(2 * RANK, "the adapters' product counts alpha / rank = 2 times"),
         "lora.dropout": Line(0.0),
         "lora.targets": Line(lora.targets, reached),
     }
-    if d.quantize:
-        lines["lora.quantize"] = Line("nf4", _why_quantized(c))
-    return lines
 
 
 def _why_quantized(c: Contents) -> str:

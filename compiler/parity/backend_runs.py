@@ -306,10 +306,10 @@ def write_recipe(program: Program, steps: int, work: Path) -> list[MiniatureChan
     """
     config = json.loads((work / "model" / "config.json").read_text(encoding="utf-8"))
     recipe, _ = derive(program, config, "./model", TRAIN_FILE, TRAIN_FILE, steps)
-    recipe["model"]["dtype"] = "float32"
+    recipe["model"] |= {"dtype": "float32", "quantization": None, "quantized_matmul": None}
     recipe["mesh"]["hosts"] = None  # a trace belongs to one process
     if recipe["lora"] is not None:
-        recipe["lora"] |= {"dropout": 0.0, "dtype": "float32", "quantize": None}
+        recipe["lora"] |= {"dropout": 0.0, "dtype": "float32"}
     recipe["data"] |= {"eval": [], "eval_fraction": None}
     recipe["train"]["optimizer"]["learning_rate"] = LEARNING_RATE
     recipe["train"]["log"] |= {"tensorboard": False, "wandb_project": None, "mlflow_experiment": None}

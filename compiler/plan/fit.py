@@ -357,13 +357,14 @@ def _data_parallel(program: Program) -> Iterator[MemoryReduction]:
 
 
 def _quantized(program: Program) -> Iterator[MemoryReduction]:
-    lora = program.recipe.lora
-    if lora is None or lora.quantize == "nf4" or lora.products or program.recipe.train.qat is not None:
+    recipe, model = program.recipe, program.recipe.model
+    settled = model.quantization == "nf4" or model.quantized_matmul is not None
+    if recipe.lora is None or settled or recipe.train.qat is not None:
         return
     for kind, bits in ROUNDED.items():
-        if kind != lora.quantize:
+        if kind != model.quantization:
             cost = f"the base weights are rounded to {bits} bits while the adapters are trained"
-            yield MemoryReduction((f"lora.quantize={kind}",), cost, arguments=True)
+            yield MemoryReduction((f"model.quantization={kind}",), cost, arguments=True)
 
 
 def _larger(program: Program) -> Iterator[MemoryReduction]:

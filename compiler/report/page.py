@@ -80,9 +80,9 @@ def _hardware(run: ReportedRun) -> list[tuple[str, str]]:
         lora = recipe.lora
         weights = "some weights" if recipe.train.trainable_modules else "all weights"
         method = weights if lora is None else f"LoRA of rank {lora.rank}"
-        if lora is not None and lora.quantize:
-            method += f" on {lora.quantize} weights"
-            method += " by products in eight bits" if lora.products else ""
+        if recipe.model.quantization:
+            method += f" on {recipe.model.quantization} weights"
+            method += " by products in eight bits" if recipe.model.quantized_matmul else ""
         if recipe.train.qat is not None:
             method += f", rounded to {recipe.train.qat.weights} in training"
         objective = recipe.train.objective

@@ -287,10 +287,10 @@ def _least_flops(program: Program, model: Shapes, length: int) -> float:
 
 def _faster(program: Program) -> tuple[float, float]:
     """Return a frozen weight's product time as a share of bfloat16's: forward, and for a gradient."""
-    lora, accelerator = program.recipe.lora, program.accelerator
-    rate = accelerator.eight_bit_tflops if lora and lora.products else None
+    passes, accelerator = program.recipe.model.quantized_matmul, program.accelerator
+    rate = accelerator.eight_bit_tflops if passes else None
     share = (accelerator.bf16_tflops or 0) / rate if rate else 1.0
-    return share, share if lora and lora.products == "both" else 1.0
+    return share, share if passes == "both" else 1.0
 
 
 def _again(policy: str, splash: bool, layer: Layer, product: float, once: float) -> float:
@@ -331,7 +331,7 @@ def state_bytes(program: Program) -> float:
     """Return the bytes of weights, adapters and optimizer state on one device."""
     recipe, axes = program.recipe, program.recipe.mesh.axes
     linear = matrices(program.family, program.architecture, program.parameters)
-    quantized = STORED[program.lora.quantize if program.lora else None]
+    quantized = STORED[recipe.model.quantization]
     size = BYTES[recipe.model.dtype]
 
     def local(shape: Sequence[int], spec: Sequence[str | None]) -> float:

@@ -365,9 +365,10 @@ def _lora(run: Run) -> Says:
             quantization = adapters.quantized(
                 bits, code if code in ("nf4", "fp4") else "nf4", nested, experts.has_experts(model)
             )
-            yield quantized.say(key, {"lora.quantize": quantization.value}, quantization.note)
+            yield quantized.say(key, {"model.quantization": quantization.value}, quantization.note)
     yield from quantized.passive(
-        (*OF_QUANTIZED, "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_storage"), "part of lora.quantize"
+        (*OF_QUANTIZED, "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_storage"),
+        "part of model.quantization",
     )
 
 

@@ -347,7 +347,7 @@ def _quantized(keys: Keys, adapter: str | None, model: Model | None) -> Says:
     bits = 4 if four else 8 if eight else None
     whole = yield from _experts_too(keys, bits is not None)
     quantization = adapters.quantized(bits, kind, nested, experts.has_experts(model) and not whole)
-    sets: dict[str, Any] = {"lora.quantize": quantization.value} if quantization.value else {}
+    sets: dict[str, Any] = {"model.quantization": quantization.value} if quantization.value else {}
     for name, on in (("load_in_4bit", four), ("load_in_8bit", eight and not four)):
         if on:
             yield keys.say(name, sets, quantization.note)
@@ -373,7 +373,7 @@ def _experts_too(keys: Keys, quantized: bool) -> Statements[bool]:
             "`quantize_moe_experts` without `load_in_4bit` or `load_in_8bit`: Axolotl requires one of the two"
         )
         yield keys.refuse(key, E1145, message, "load_in_4bit: true")
-    yield keys.same(key, note="lora.quantize stores all weights of the layers in the same way")
+    yield keys.same(key, note="model.quantization stores all weights of the layers in the same way")
     return True
 
 
@@ -735,7 +735,8 @@ lost peft_ensure_weight_tying gptq lr_quadratic_warmup cosine_constant_lr_ratio 
 lost fp32_norms: recipec computes norms in model.dtype, as they are stored
 lost resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings: recipec's embedding has
     model.vocab_size rows
-lost model_quantization_config: recipec reads the base model as published; only lora.quantize quantizes it
+lost model_quantization_config: recipec reads the base model as published; only model.quantization quantizes
+    it
 mesh expert_parallel_backend expert_parallel_num_nvl_bytes expert_parallel_num_rdma_bytes
     expert_parallel_fallback_on_unsupported
 lost quantization: recipec quantizes after training, by merge.quantization, not during training
@@ -744,8 +745,8 @@ lost max_packed_sequence_len dpo_use_logits_to_keep dpo_generate_during_eval dpo
 lost eval_sequence_len: recipec evaluates with rows of data.max_length
 lost use_dsv4_kernels use_glm_dsa_kernels dsv4_fp8_nonexpert_mode dsv4_fp8_lora_kernel
     dsv4_shared_mlp_lora_kernel dsv4_bf16_all dsv4_fp4_grouped_mode: kernels for another model
-lost nonexpert_quantization gemma4_fp8_nonexpert gemma4_nf4_nonexpert: lora.quantize sets how recipec stores
-    weights outside the experts
+lost nonexpert_quantization gemma4_fp8_nonexpert gemma4_nf4_nonexpert: model.quantization sets how recipec
+    stores weights outside the experts
 lost fp8_enable_fsdp_float8_all_gather: recipec gathers weights in model.dtype
 lost world_size: --devices gives the number of GPUs
 lost peft_autocast_adapter_dtype: recipec keeps adapters in float32 (lora.dtype)

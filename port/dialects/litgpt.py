@@ -185,7 +185,7 @@ def _lora(run: Litgpt) -> Says:
         key = "precision" if keys.given("precision") else "quantize"
         yield keys.refuse(key, E1145, message, "precision: bf16-true")
     quantization = adapters.quantized(*QUANTIZED[name])
-    yield keys.say("quantize", {"lora.quantize": quantization.value}, quantization.note)
+    yield keys.say("quantize", {"model.quantization": quantization.value}, quantization.note)
 
 
 def _devices(run: Litgpt) -> Says:

@@ -365,12 +365,12 @@ def _quantized(run: LlamaFactory) -> Says:
     except ValueError:
         message = f"a base model in {bits} bits has no counterpart: recipes have nf4 and int8"
         yield keys.refuse("quantization_bit", E1146, message, "quantization_bit: 4")
-        yield from keys.passive(details, "part of lora.quantize")
+        yield from keys.passive(details, "part of model.quantization")
         return
-    sets = {"lora.quantize": quantization.value}
+    sets = {"model.quantization": quantization.value}
     yield keys.say("quantization_bit", sets, "; ".join(filter(None, (quantization.note, other))))
     for name in details:
-        yield keys.same(name, sets if keys.given(name) else None, "part of lora.quantize")
+        yield keys.same(name, sets if keys.given(name) else None, "part of model.quantization")
 
 
 def _dtype(run: LlamaFactory) -> Statements[str]:

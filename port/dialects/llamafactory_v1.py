@@ -135,9 +135,9 @@ def _lora(run: Run) -> Says:
                 "quantization_bit", E1145, f"no such quantization: {error}", "quantization_bit: 4"
             )
         else:
-            yield quant.say("quantization_bit", {"lora.quantize": quantization.value}, quantization.note)
+            yield quant.say("quantization_bit", {"model.quantization": quantization.value}, quantization.note)
         names = ["name", "quantization_type", "double_quantization", "compute_dtype"]
-        yield from quant.passive(names, "part of lora.quantize")
+        yield from quant.passive(names, "part of model.quantization")
     yield keys.same("quant_config", note="not quantized")
 
 

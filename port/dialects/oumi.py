@@ -245,19 +245,19 @@ def _quantized(keys: Keys, model: Model | None, kind: str) -> Says:
     quantization = adapters.quantized(
         bits, code, keys.flag("use_bnb_nested_quant"), experts.has_experts(model)
     )
-    yield keys.say("q_lora", {"lora.quantize": quantization.value}, quantization.note)
+    yield keys.say("q_lora", {"model.quantization": quantization.value}, quantization.note)
     if not keys.given("bnb_4bit_quant_type") and bits == 4:
         yield keys.default(
             "bnb_4bit_quant_type",
             code,
-            {"lora.quantize": quantization.value},
+            {"model.quantization": quantization.value},
             f"oumi's default; {quantization.note}",
         )
     if keys.given("bnb_4bit_compute_dtype") and "16" not in str(keys.value("bnb_4bit_compute_dtype")):
         yield keys.say(
             "bnb_4bit_compute_dtype", {}, "recipec computes products of the base model in model.dtype"
         )
-    yield from keys.passive(details, "part of lora.quantize")
+    yield from keys.passive(details, "part of model.quantization")
     if kind.startswith("trl"):
         yield keys.sets("lora.dtype", "bfloat16", "TRL trains bfloat16 adapters on a quantized base model")
 

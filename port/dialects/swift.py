@@ -291,8 +291,8 @@ def _lora(run: Run) -> Says:
         code, nested = str(keys.value("bnb_4bit_quant_type")), keys.flag("bnb_4bit_use_double_quant")
         left = experts.has_experts(run.model)
         quantization = adapters.quantized(bits, code if code in ("nf4", "fp4") else "nf4", nested, left)
-        yield keys.say("quant_method", {"lora.quantize": quantization.value}, quantization.note)
-    yield from keys.passive(("quant_method", "quant_bits", *details), "part of lora.quantize")
+        yield keys.say("quant_method", {"model.quantization": quantization.value}, quantization.note)
+    yield from keys.passive(("quant_method", "quant_bits", *details), "part of model.quantization")
     yield from keys.follow(adapters.FEATURES)
 
 

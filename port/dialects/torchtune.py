@@ -395,7 +395,7 @@ def _lora(keys: Keys, model: Model | None) -> Says:
     )
     if keys.flag("quantize_base"):
         value = adapters.quantized(4).value
-        yield keys.say("quantize_base", {"lora.quantize": value}, adapters.NESTED)
+        yield keys.say("quantize_base", {"model.quantization": value}, adapters.NESTED)
 
 
 PREFIX = "torchtune.datasets."

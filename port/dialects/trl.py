@@ -214,7 +214,7 @@ def _lora(run: Run) -> Says:
     if quantization.value is not None:
         yield keys.say(
             "load_in_4bit" if four else "load_in_8bit",
-            {"lora.quantize": quantization.value},
+            {"model.quantization": quantization.value},
             quantization.note,
         )
         rounded = keys.tool == TITLE
@@ -222,7 +222,7 @@ def _lora(run: Run) -> Says:
         yield keys.sets("lora.dtype", "bfloat16" if rounded else "float32", why)
     else:
         yield keys.sets("lora.dtype", "float32", "PEFT keeps adapters in float32")
-    note = "part of lora.quantize" if quantization.value else "not quantized"
+    note = "part of model.quantization" if quantization.value else "not quantized"
     yield from keys.passive(("load_in_4bit", "load_in_8bit", *details), note)
 
 

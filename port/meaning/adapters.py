@@ -242,7 +242,7 @@ def say_loftq(keys: Keys, key: str, config: Any) -> Says:
         notes.append(
             "in recipec, B A times alpha / rank makes up for nf4's error; in the tool, B A alone does"
         )
-    yield keys.say(key, {"lora.init": "loftq", "lora.quantize": "nf4"}, "; ".join(notes))
+    yield keys.say(key, {"lora.init": "loftq", "model.quantization": "nf4"}, "; ".join(notes))
 
 
 def say_init(keys: Keys, key: str, init: Any) -> Says:
@@ -278,7 +278,7 @@ def say_head(keys: Keys, key: str) -> Says:
 
 
 def say_qwix(keys: Keys, kind: str, tile: str) -> Says:
-    """Translate Qwix's type of frozen weights and the size of its tiles, from two keys, to lora.quantize."""
+    """Translate Qwix's type of frozen weights and the size of its tiles to model.quantization."""
     code = keys.choice(kind, ("nf4", "int8"))
     size = keys.integer(tile)
     wide = f"recipec stores one scale for 64 weights; the tool stores one for {size or 'a whole channel'}"
@@ -288,8 +288,8 @@ def say_qwix(keys: Keys, kind: str, tile: str) -> Says:
         "int8": "recipec stores one scale for each output channel",
     }[code]
     if code:
-        yield keys.say(kind, {"lora.quantize": code}, note)
-    yield from keys.passive((kind, tile), "part of lora.quantize" if code else "not quantized")
+        yield keys.say(kind, {"model.quantization": code}, note)
+    yield from keys.passive((kind, tile), "part of model.quantization" if code else "not quantized")
 
 
 def refuse_quantized(keys: Keys, key: str, help: str) -> Says:
@@ -568,7 +568,7 @@ class Quantization:
     """The meaning of a quantized base here.
 
     Attributes:
-        value: the value of `lora.quantize`: "nf4", "int8", or None for weights in model.dtype.
+        value: the value of `model.quantization`: "nf4", "int8", or None for weights in model.dtype.
         note: how it differs, "" if the weights are the same.
     """
 

@@ -40,13 +40,15 @@ LOGGING = "packages.logging"
 """The packages that train.log needs."""
 
 RENAMED = {
-    "lora.train_also": "modules_to_save",
-    "lora.train_tokens": "trainable_tokens",
-    "lora.plus_ratio": "loraplus_lr_ratio",
-    "train.only": "trainable_modules",
-    "train.samples": "generations",
+    "lora.train_also": "lora.modules_to_save",
+    "lora.train_tokens": "lora.trainable_tokens",
+    "lora.plus_ratio": "lora.loraplus_lr_ratio",
+    "lora.quantize": "model.quantization",
+    "lora.products": "model.quantized_matmul",
+    "train.only": "train.trainable_modules",
+    "train.samples": "train.generations",
 }
-"""Keys that recipes had in records of version 0.2, with their names of today."""
+"""Keys of recipes in records of older versions, with their places of today."""
 
 COMPARED = ("recipe", "model", "packages", "runtime")
 """Entries of the record that must equal the artifact's for a run to be continued."""
@@ -269,17 +271,16 @@ def _parse(content: str, where: str) -> dict[str, Any]:
 
 
 def renamed(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded recipe with the keys' names of today."""
+    """Return a recorded recipe with the keys' names and sections of today."""
     today: dict[str, Any] = {
         key: dict(value) if isinstance(value, Mapping) else value for key, value in recipe.items()
     }
     for old, new in RENAMED.items():
-        *above, name = old.split(".")
-        section: Any = today
-        for key in above:
-            section = section.get(key) if isinstance(section, dict) else None
-        if isinstance(section, dict) and name in section:
-            section[new] = section.pop(name)
+        (before, name), (section, key) = old.split("."), new.split(".")
+        if isinstance(today.get(before), dict) and name in today[before]:
+            value = today[before].pop(name)
+            if isinstance(today.get(section), dict):
+                today[section].setdefault(key, value)
     return today
 
 

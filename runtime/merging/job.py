@@ -377,11 +377,8 @@ def _report(job: MergeJob, seconds: float) -> None:
         )
     for old, count in plan.recast.items():
         print(f"note: {count} merged tensors are {dtype}; the base has them as {DTYPES[old].name}")
-    if isinstance(trained, TrainedAdapters) and trained.settings.quantize is not None:
-        print(
-            f"note: the adapters were trained on {trained.settings.quantize} weights; they are merged into "
-            "the base as it is"
-        )
+    if (stored := trained.record["recipe"].get("model", {}).get("quantization")) is not None:
+        print(f"note: the adapters were trained on {stored} weights; they are merged into the base as it is")
     tensors = job.base.tensors.items()
     unseen = [f"{name} ({tensor.dtype})" for name, tensor in tensors if tensor.dtype not in DTYPES]
     if unseen:
@@ -435,5 +432,4 @@ def _lora(trained: Trained) -> dict[str, Any] | None:
         "rank_pattern": dict(lora.rank_pattern),
         "alpha_pattern": dict(lora.alpha_pattern),
         "targets": list(lora.targets),
-        "quantize": lora.quantize,
     }

@@ -42,7 +42,7 @@ def model_card(
         reach: what the run's adapters cover, None if it had none.
     """
     name, base, lora = _title(record, lock), Base(record["base"]), record.get("lora")
-    how = f"fine-tuned in {_whole(_section(lock, 'train').get('only'))} of its text model"
+    how = f"fine-tuned in {_whole(_section(lock, 'train').get('trainable_modules'))} of its text model"
     if lora:
         how = f"fine-tuned with LoRA on {_listed(lora.get('targets') or [])}; the adapters are merged into it"
     form = f"Trained weights are stored as {record.get('dtype')}; all others are unchanged from the base."
@@ -177,10 +177,10 @@ def _training(
     """Describe what was trained, on which data, and how."""
     train, data = _section(lock, "train"), _section(lock, "data")
     lora = record.get("lora")
-    trained = f"{_whole(train.get('only'))} of the text model"
+    trained = f"{_whole(train.get('trainable_modules'))} of the text model"
     rows = {
         "Base": base.link,
-        "Trained": _trained(lora, _section(lock, "lora")) if lora else trained,
+        "Trained": _trained(lora, lock) if lora else trained,
         "LoRA reaches": str(reach or ""),
         "Objective": training_objective(train),
         "Data": ", ".join(map(_source, _sources(lock, "train"))),
@@ -199,7 +199,8 @@ def _whole(only: Sequence[str] | None) -> str:
     return f"the modules {_listed(only)}" if only else "all weights"
 
 
-def _trained(lora: Mapping[str, Any], section: Mapping[str, Any]) -> str:
+def _trained(lora: Mapping[str, Any], lock: Mapping[str, Any]) -> str:
+    section, model = _section(lock, "lora"), _section(lock, "model")
     text = f"{'rsLoRA' if lora.get('rslora') else 'LoRA'}, rank {lora['rank']}, alpha {lora['alpha']:g}"
     if section.get("dropout"):
         text += f", dropout {section['dropout']:g}"
@@ -208,8 +209,8 @@ def _trained(lora: Mapping[str, Any], section: Mapping[str, Any]) -> str:
         text += f", layers {layers if isinstance(layers, str) else ', '.join(map(str, layers))}"
     if lora.get("rank_pattern") or lora.get("alpha_pattern"):
         text += ", other values in some modules"
-    if lora.get("quantize"):
-        text += f", over weights in {lora['quantize']} (QLoRA)"
+    if model.get("quantization"):
+        text += f", over weights in {model['quantization']} (QLoRA)"
     return text
 
 

@@ -216,10 +216,10 @@ def compare(
     mesh: Mesh,
 ) -> LogitDifferences:
     """Run the models one after the other, so that only one is in memory at a time."""
-    settings = replace(model, dtype="float32", attention="dot", remat="none")
+    settings = replace(model.unquantized, dtype="float32", attention="dot", remat="none")
     lora = None
     if isinstance(trained, TrainedAdapters):
-        lora = replace(trained.settings, dtype="float32", quantize=None)
+        lora = replace(trained.settings, dtype="float32")
     rules = [(rule["match"], tuple(rule["spec"])) for rule in trained.record["recipe"]["sharding"]["rules"]]
     rows = token_rows(base.architecture.vocab_size, data_parallel(mesh.shape))
 

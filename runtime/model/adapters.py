@@ -25,8 +25,6 @@ from .families.base import PREFIXES, Architecture, Family, LoraTarget, Parameter
 if TYPE_CHECKING:
     import numpy as np
 
-    from .partition_rules import Placement
-
 Value = TypeVar("Value", int, float)
 Matrices = tuple["np.ndarray", ...]
 """A and B of a projection and, with DoRA, its magnitudes."""
@@ -47,13 +45,10 @@ class LoraSettings(Lora):
     Attributes:
         alpha: the delta is scaled by alpha / rank.
         layers: indices of the adapted layers, None for all.
-        began: the mesh that the run began on, whose blocks of nf4 it keeps on any mesh; None for this mesh.
-            The recipe does not have it: `runtime.training.session` reads it from the run's record.
     """
 
     alpha: float = field(kw_only=True)
     layers: tuple[int, ...] | None = None
-    began: Placement | None = None
 
     @property
     def principal(self) -> bool:
@@ -395,8 +390,6 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
         rslora=section.get("rslora", False),
         rank_pattern=dict(section.get("rank_pattern") or {}),
         alpha_pattern=dict(section.get("alpha_pattern") or {}),
-        quantize=section.get("quantize"),
-        products=section.get("products"),
         start_from=section.get("start_from"),
     )
 

@@ -116,7 +116,7 @@ def abstract_model(
                 str(error), "the targets were checked when the recipe was built: build it again"
             ) from None
         rounded = settings.qat is not None
-        product = rounded_product(adapter.target for adapter in adapters) if rounded else product_of(lora)
+        product = rounded_product(adapter.target for adapter in adapters) if rounded else product_of(settings)
         model, provider = attach(model, adapters, lora, product)
     elif settings.qat is not None:
         product = rounded_product(family.lora_targets(architecture))
@@ -131,8 +131,8 @@ def abstract_model(
     elif lora.trains_whole:
         whole = attach_whole(model, parameters, lora, settings.dtype)
     quantized: Mapping[str, Layout] = {}
-    if lora is not None and lora.quantize is not None:
-        quantized = layouts(family, architecture, parameters, lora.quantize, axes, lora.began)
+    if settings.quantization is not None:
+        quantized = layouts(family, architecture, parameters, settings.quantization, axes, settings.began)
         attach_quantized(model, quantized, settings.dtype)
     forward = Forward(family, architecture, settings)
     return Built(model, parameters, adapters, provider, forward, quantized, whole, lora)

@@ -34,8 +34,8 @@ from qwix._src.core import numerics, qarray
 
 from ..errors import UserError
 from ..sections import FakeQuantization
+from ..settings import ModelSettings
 from . import sharding
-from .adapters import LoraSettings
 from .families import Architecture, Family
 from .families.base import LoraTarget, Parameter, Spec, matrices
 from .partition_rules import Placement, resolved, shards
@@ -279,11 +279,11 @@ Product = Callable[[Multiply, str, jax.Array, jax.Array, Any], jax.Array]
 """(computes the einsum, its equation, activations, weight, the weight's module) -> the product."""
 
 
-def product_of(settings: LoraSettings) -> Product:
+def product_of(settings: ModelSettings) -> Product:
     """Return the function that computes products with weights as the base stores them."""
-    if settings.products is not None:
-        return product_of_codes(settings.products == "both")
-    return plain_product if settings.quantize is None else dequantized_product
+    if settings.quantized_matmul is not None:
+        return product_of_codes(settings.quantized_matmul == "both")
+    return plain_product if settings.quantization is None else dequantized_product
 
 
 def letters(equation: str) -> tuple[str, str, str]:

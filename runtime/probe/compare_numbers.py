@@ -193,15 +193,14 @@ def outcome(
     """
     # A number that is rounded to another code differs by far more than the types do.
     model = replace(settings.model, dtype=dtype, attention="dot", qat=None)
-    lora = settings.lora
-    if lora is not None and dtype == "float32":
-        lora = replace(lora, products=None)  # eight-bit types are no float32
+    if dtype == "float32":
+        model = replace(model, quantized_matmul=None)  # eight-bit types are no float32
     with ExitStack() as stack:
         stack.enter_context(jax.default_device(mesh.local_devices[0]))
         stack.enter_context(mesh)
         if dtype == "float32":
             stack.enter_context(jax.default_matmul_precision("highest"))
-        built = build(base, model, lora, mesh, settings.rules, settings.train.seed)
+        built = build(base, model, settings.lora, mesh, settings.rules, settings.train.seed)
         rows = batch(settings, base.architecture.vocab_size)
         seen = None
         if with_logits and not mesh.is_multi_process:

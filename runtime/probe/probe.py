@@ -317,12 +317,13 @@ def _setting(probed: Probed) -> dict[str, Any]:
         "family": run.model.family,
         "model": shapes["sizes"],
         "dtype": run.model.dtype,
+        "quantization": run.model.quantization,
         "attention": run.model.attention,
         "remat": run.model.remat,
         "objective": run.train.objective,
         "rows": run.train.micro_batch_size * run.mesh.data_parallel,
         "length": run.data.max_length,
-        "lora": run.lora and {"rank": run.lora.rank, "init": run.lora.init, "quantize": run.lora.quantize},
+        "lora": run.lora and {"rank": run.lora.rank, "init": run.lora.init},
     }
 
 

@@ -51,7 +51,7 @@ def keep(folder: Path, model: ModelSettings, digest: str) -> None:
     prompts = [tokens[row, :end].tolist() for row, end in enumerate(LENGTHS)]
     leads: list[list[float]] = [[] for _ in LENGTHS]
     with jax.default_device(mesh.local_devices[0]), jax.default_matmul_precision("highest"):
-        plain = replace(model, dtype="float32", attention="dot", remat="none")
+        plain = replace(model.unquantized, dtype="float32", attention="dot", remat="none")
         built = build(base, plain, None, mesh, (), 0)
         for _ in range(NEW):
             valid = (places < ends[:, None]).astype(np.int32)

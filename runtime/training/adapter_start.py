@@ -70,11 +70,12 @@ def quantization_errors(base: HFCheckpoint, settings: RunSettings) -> Iterator[t
     LoftQ's adapters approximate this difference.
     The host computes this, one weight at a time, in the blocks of the run's own mesh.
     """
-    lora, axes, dtype = settings.lora, settings.mesh.axes, np.dtype(jnp.dtype(settings.model.dtype))
-    assert lora is not None and lora.quantize is not None
+    lora, model, axes = settings.lora, settings.model, settings.mesh.axes
+    dtype = np.dtype(jnp.dtype(model.dtype))
+    assert lora is not None and model.quantization is not None
     parameters = resolved(base.family.parameters(base.architecture), settings.rules, axes)
     by_path = {parameter.path: parameter for parameter in parameters}
-    how = layouts(base.family, base.architecture, parameters, lora.quantize, axes, lora.began)
+    how = layouts(base.family, base.architecture, parameters, model.quantization, axes, model.began)
     for adapter in build_adapters(base.family, base.architecture, lora):
         parameter = by_path[adapter.target.weight]
         whole = tuple((0, size) for size in parameter.shape)

@@ -57,7 +57,7 @@ from ..metrics.run_state import recorded
 from ..metrics.services import RunFiles, open_services
 from ..model.partition_rules import Placement
 from ..model.sharding import start_mesh
-from ..settings import CheckpointSettings, RunSettings, TrainSettings
+from ..settings import CheckpointSettings, ModelSettings, RunSettings, TrainSettings
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.locate import locate_model
 from ..weights.quantized_formats import sentence
@@ -70,7 +70,6 @@ if TYPE_CHECKING:
 
     from ..checkpoints.resuming import ResumePoint
     from ..hosts.group import ProcessGroup
-    from ..model.adapters import LoraSettings
     from .trainer import TrainingOutcome
 
 
@@ -130,9 +129,9 @@ class Session:
         """Return the optimizer step to stop after."""
         return min(self.total, self.arguments.steps or self.total)
 
-    def kept(self, lora: LoraSettings | None) -> LoraSettings | None:
-        """Return the settings of the adapters, with the mesh whose blocks of nf4 the run keeps."""
-        return lora if lora is None or self.began is None else replace(lora, began=self.began)
+    def kept(self, model: ModelSettings) -> ModelSettings:
+        """Return the settings of the model, with the mesh whose blocks of nf4 the run keeps."""
+        return replace(model, began=self.began)
 
     def enter(self, restored: int) -> None:
         """Print the step that the run continues after, and write the files that describe the run, with the
@@ -296,7 +295,7 @@ def begin(
         local = LocalCheckpoints(settings.checkpoint.local, directory, mesh, begun_with, record is None)
         point = local.newer(point)
     began = None
-    if settings.lora is not None and settings.lora.quantize == "nf4":
+    if settings.model.quantization == "nf4":
         began = hosts.agree(
             "began",
             lambda: placement(read_record(artifact) if point.step is None else first_record(directory)),

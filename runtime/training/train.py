@@ -97,7 +97,7 @@ def _run(
     schedule = session.schedule(learning_rate)
     if settings.lora is not None and settings.lora.trainable_tokens:
         settings = replace(settings, lora=numbered(settings.lora, base, dict(settings.model.add_tokens)))
-    settings = replace(settings, lora=session.kept(settings.lora))
+    settings = replace(settings, model=session.kept(settings.model))
     frozen: HFCheckpoint = base
     start: int | Mapping[str, Matrices] = train.seed
     if settings.lora is not None and settings.lora.principal:

@@ -205,7 +205,8 @@ class Lora(Section):
             "zero_a": "A is zero; B is uniform with bound 1/sqrt(rank), PEFT's rule for A.",
             "pissa": "The largest singular values of a weight with their vectors, as PEFT's pissa.",
             "olora": "The first columns and rows of a weight's QR decomposition, as PEFT's olora.",
-            "loftq": "The largest singular values of what quantize: nf4 loses of a weight, as PEFT's loftq.",
+            "loftq": "The largest singular values of what model.quantization: nf4 loses of a weight, as "
+            "PEFT's loftq.",
         },
     )
     start_from: str | None = field(
@@ -240,27 +241,5 @@ class Lora(Section):
         choices={
             "independent": "K and V have an A each, as in PEFT.",
             "shared": "K and V share one A, as in Qwix.",
-        },
-    )
-    quantize: Literal["nf4", "int8", "fp8"] | None = field(
-        "Quantization of the frozen base weights (QLoRA) of linear layers and experts; null keeps "
-        "model.dtype.",
-        None,
-        example="nf4",
-        choices={
-            "nf4": "4 bits a number, with a scale for each 64 inputs.",
-            "int8": "8 bits a number, with a scale for each output.",
-            "fp8": "8 bits a number in floating point (float8_e4m3fn), with a scale for each output.",
-        },
-    )
-    products: Literal["forward", "both"] | None = field(
-        "Multiply the frozen weights in the eight bits in which they are stored, with activations rounded "
-        "row by row. This is faster on chips with eight-bit products, and less exact. null multiplies in "
-        "model.dtype. Only with quantize: int8 or fp8.",
-        None,
-        example="forward",
-        choices={
-            "forward": "In the forward pass; the gradient of the activations is computed in model.dtype.",
-            "both": "In the forward pass and for the gradient of the activations.",
         },
     )

@@ -32,6 +32,28 @@ class Model(Section):
             "float32": "32 bits a number: twice the memory, for comparisons on a CPU.",
         },
     )
+    quantization: Literal["nf4", "int8", "fp8"] | None = field(
+        "Quantization of the frozen base weights of linear layers and experts, on which adapters are trained "
+        "(QLoRA); null keeps dtype. merge.quantization is that of the merged weights.",
+        None,
+        example="nf4",
+        choices={
+            "nf4": "4 bits a number, with a scale for each 64 inputs.",
+            "int8": "8 bits a number, with a scale for each output.",
+            "fp8": "8 bits a number in floating point (float8_e4m3fn), with a scale for each output.",
+        },
+    )
+    quantized_matmul: Literal["forward", "both"] | None = field(
+        "Multiply the frozen weights in the eight bits in which they are stored, with activations rounded "
+        "row by row. This is faster on chips with eight-bit products, and less exact. null multiplies in "
+        "dtype. Only with quantization: int8 or fp8.",
+        None,
+        example="forward",
+        choices={
+            "forward": "In the forward pass; the gradient of the activations is computed in dtype.",
+            "both": "In the forward pass and for the gradient of the activations.",
+        },
+    )
     attention: Literal["dot", "splash"] = field(
         "Attention: dot computes all scores, splash is the TPU's fused kernel.",
         "dot",

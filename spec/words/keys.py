@@ -34,6 +34,8 @@ KEYS: dict[str, str] = {
             "model.revision": "model_revision revision_of_model hf_revision",
             "model.dtype": "torch_dtype weight_dtype model_dtype precision compute_dtype",
             "model.tokenizer": "tokenizer_path tokenizer_name tokenizer_config tokenizer_name_or_path",
+            "model.quantization": "lora.quantize lora.quantization quantize",
+            "model.quantized_matmul": "lora.products lora.quantized_matmul",
             "model.attention": "attn_implementation flash_attn attention_type attention_kernel attn",
             "lora.rank": "r lora_r lora_rank adapter_rank peft_lora_r",
             "lora.alpha": "lora_alpha peft_lora_alpha",
@@ -146,20 +148,21 @@ KEYS: dict[str, str] = {
             "loraplus_lr_embedding use_galore use_badam use_apollo vera ia3": "it is "
             "not in this version; `lora: {rslora: true}` scales by the square root of the rank",
             "pissa_init": "`lora: {init: pissa}`",
-            "loftq_config": "`lora: {init: loftq, quantize: nf4}`",
+            "loftq_config": "`lora: {init: loftq}`, with `model: {quantization: nf4}`",
             "bias lora_bias fan_in_fan_out lora_fan_in_fan_out task_type inference_mode layers_pattern "
             "lora_modules peft_type": "remove it: an adapter has no bias and is that of a language model",
             "load_in_4bit use_4bit qlora quantize_base bnb_4bit_quant_type bnb_4bit_compute_dtype "
             "bnb_4bit_use_double_quant bnb_config quantization_config quantization_bit "
             "quantization_method": (
-                "`lora: {quantize: nf4}` or `lora: {quantize: int8}` quantizes the frozen base weights"
+                "`model: {quantization: nf4}` or `model: {quantization: int8}` quantizes the frozen base "
+                "weights"
             ),
-            "load_in_8bit use_8bit": "`lora: {quantize: int8}`",
+            "load_in_8bit use_8bit": "`model: {quantization: int8}`",
             # Numbers.
             "bf16 fp16 tf32 amp pure_bf16 bfloat16 mixed_precision bf16_full_eval half_precision "
             "float16 enable_mixed_precision": _DTYPE,
-            "fp8 fp8_config": "`lora: {quantize: int8, products: both}`, on TPU7x fp8, computes the products "
-            "of the frozen weights in 8 bits",
+            "fp8 fp8_config": "`model: {quantization: int8, quantized_matmul: both}`, on TPU7x fp8, "
+            "multiplies by the frozen weights in 8 bits",
             # Memory and devices.
             "gradient_checkpointing gradient_checkpointing_kwargs enable_activation_checkpointing "
             "activation_checkpointing use_gradient_checkpointing recompute use_unsloth_gc "
@@ -309,7 +312,7 @@ KEYS: dict[str, str] = {
             "prompt "
             "and answer together",
             "reward_model reward_funcs num_generations vllm_mode use_vllm": _NO_REINFORCEMENT,
-            "quantization": "`lora: {quantize: nf4}` quantizes the base while training, `merge: "
+            "quantization": "`model: {quantization: nf4}` quantizes the base while training, `merge: "
             "{quantization: fp8}` what merge.py writes",
             "gpu_memory_utilization serve.dtype serve.swap_space serve.enforce_eager "
             "serve.trust_remote_code "

@@ -130,12 +130,12 @@ VALUES: dict[str, dict[str, str]] = {
             "svd pissa_init pissa_niter": "`init: pissa`, or `init: pissa_niter_16`",
             "eva orthogonal lora_ga corda mica": "it is not in this version: `init: peft`",
         },
-        "lora.quantize": {
-            "4bit int4 fp4 4 bnb qlora bitsandbytes q4 mxfp4 nvfp4 bnb.nf4 nf4_dq": "`quantize: nf4`",
-            "8bit 8 q8 int8_bnb llm.int8": "`quantize: int8`",
-            "float8 fp8_e4m3 float8_e4m3fn": "`quantize: fp8`",
-            "gptq awq hqq eetq aqlm 2 3 6": "it is not in this version: `quantize: nf4`, or int8",
-            "true yes": "`quantize: nf4`, or int8",
+        "model.quantization": {
+            "4bit int4 fp4 4 bnb qlora bitsandbytes q4 mxfp4 nvfp4 bnb.nf4 nf4_dq": "`quantization: nf4`",
+            "8bit 8 q8 int8_bnb llm.int8": "`quantization: int8`",
+            "float8 fp8_e4m3 float8_e4m3fn": "`quantization: fp8`",
+            "gptq awq hqq eetq aqlm 2 3 6": "it is not in this version: `quantization: nf4`, or int8",
+            "true yes": "`quantization: nf4`, or int8",
         },
         "model.attention": {
             "flash flash_attention flash_attention_2 flash_attention_3 fa2 fa3 sdpa flex_attention "

@@ -49,7 +49,7 @@ def test_quantized_codes_and_scales_equal_train_py(kind: str, tmp_path: Path) ->
 
     layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     tiny.make_gemma4(tmp_path, **layers, **ODD)
-    built = build(tmp_path, AXES, quantize=kind, targets=TARGETS)
+    built = build(tmp_path, AXES, quantization=kind, targets=TARGETS)
     with built.mesh:
         theirs = models.build(built.base, built.settings, built.lora, built.mesh)
     variables = {".".join(map(str, path)): node for path, node in nnx.iter_graph(theirs.model)}
@@ -80,7 +80,7 @@ def test_gradients_match_torch_with_dequantized_base(kind: str, remat: str, tmp_
     """Use Qwen 2, whose projections have biases. Projections without an adapter are quantized too."""
     make: Any = tiny.make_qwen2
     make(tmp_path, num_hidden_layers=1, **ODD)
-    built = build(tmp_path, AXES, quantize=kind, remat=remat, targets=TARGETS)
+    built = build(tmp_path, AXES, quantization=kind, remat=remat, targets=TARGETS)
     loss, gradients = built.gradients(packed_batch())
     model = reference(built)
     plain, _ = torch_gradients(model, packed_batch(), built.base)
@@ -108,7 +108,7 @@ def test_the_backward_pass_keeps_no_dequantized_weight(tmp_path: Path) -> None:
     one = packed_batch()
 
     def kept(kind: str | None) -> set[tuple[tuple[int, ...], str]]:
-        built = build(tmp_path, AXES, quantize=kind, targets=TARGETS)
+        built = build(tmp_path, AXES, quantization=kind, targets=TARGETS)
         placed = shard_rows(one, built.mesh)
 
         def loss(trained: Any) -> Any:

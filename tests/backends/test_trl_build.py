@@ -164,7 +164,7 @@ def test_model_class_names_match_transformers() -> None:
     ("model", "codes"), [("gemma-4-26B-A4B-it", ["W0926"]), ("gemma-4-31B-it", [])], ids=["experts", "dense"]
 )
 def test_nf4_with_experts_warns_of_unquantized_experts(model: str, codes: list[str], tmp_path: Path) -> None:
-    for sets, expected in ((["lora.quantize=nf4"], codes), ([], [])):
+    for sets, expected in ((["model.quantization=nf4"], codes), ([], [])):
         made = program_of(tmp_path, [f"model.id=google/{model}", *sets], RECIPE)
         assert [found.code for found in diagnosed(made, (Backend.TRL,))] == expected
 
@@ -185,11 +185,11 @@ def recipe(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
 def test_refused_build_points_to_the_setting_and_writes_nothing(
     recipe: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    status, _, errors = recipe("--backend", "trl", "--set", "lora.quantize=int8")
+    status, _, errors = recipe("--backend", "trl", "--set", "model.quantization=int8")
     assert status == 1 and not (tmp_path / "out").exists()
     assert "error[E0923]: --backend trl: bitsandbytes' int8 also quantizes activations" in errors
-    assert " --> --set:1:15\n" in errors and "help: quantize: nf4" in errors
-    status, _, _ = recipe("--set", "lora.quantize=int8")
+    assert " --> --set:1:15\n" in errors and "help: quantization: nf4" in errors
+    status, _, _ = recipe("--set", "model.quantization=int8")
     assert status == 0
 
 
@@ -219,7 +219,7 @@ def test_rebuild_keeps_backends_until_backend_option_changes_them(
 
 def test_only_nf4_requirements_include_bitsandbytes(tmp_path: Path) -> None:
     assert "bitsandbytes" not in files(tmp_path)["baseline/requirements-trl.txt"]
-    assert "\nbitsandbytes==" in files(tmp_path, "lora.quantize=nf4")["baseline/requirements-trl.txt"]
+    assert "\nbitsandbytes==" in files(tmp_path, "model.quantization=nf4")["baseline/requirements-trl.txt"]
 
 
 def test_trl_pins_equal_the_installed_versions(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_trl_pins_equal_the_installed_versions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sets", "efficient"),
-    [([], "true"), (["lora.quantize=nf4"], "false"), (["model.id=google/gemma-4-31B-it"], "false")],
+    [([], "true"), (["model.quantization=nf4"], "false"), (["model.id=google/gemma-4-31B-it"], "false")],
 )
 def test_ram_efficient_loading_is_off_for_nf4_and_gemma4(
     sets: list[str], efficient: str, tmp_path: Path

@@ -60,6 +60,8 @@ class Torchax:
 
 
 QUICK = {"xla_backend_optimization_level": 0}
+OF_MODEL = ("dtype", "quantization", "attention", "remat")
+"""The options of `build` that are fields of ModelSettings."""
 
 
 def compiled(function: Any, *arguments: Any) -> Any:
@@ -71,8 +73,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> Torchax:
     """Build a checkpoint's model on a mesh of 8 virtual devices.
 
     Args:
-        options: the model's dtype, attention and remat, and rules; full for a model without LoRA; and
-            LoraSettings' fields.
+        options: OF_MODEL and rules; full for a model without LoRA; and LoraSettings' fields.
     """
     from recipec.runtime.backends.torchax import hf_model as models
     from recipec.runtime.model.sharding import start_mesh
@@ -82,7 +83,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> Torchax:
         id=str(directory),
         family=base.family.name,
         **{"dtype": "float32", "remat": "none"}
-        | {name: options.pop(name) for name in ("dtype", "attention", "remat") if name in options},
+        | {name: options.pop(name) for name in OF_MODEL if name in options},
     )
     rules, full = options.pop("rules", ()), options.pop("full", False)
     lora = (

@@ -102,7 +102,7 @@ def test_sharding_rule_overrides_the_spec_derived_from_names(lowered: Lower, tmp
     ("setting", "code", "where"),
     [
         ("lora=null", "E0948", "model.id"),
-        ("lora.quantize=nf4", "E0948", "lora.quantize"),
+        ("model.quantization=nf4", "E0948", "model.quantization"),
         ("lora.trainable_tokens=[3]", "E0326", "lora.trainable_tokens"),
         ("model.attention=splash", "E0948", "model.attention"),
         ("mesh={accelerator: v5p-32, axes: {fsdp: 16}}", "E0948", "mesh.accelerator"),

@@ -62,7 +62,7 @@ def test_equal_recipes_have_no_differences(changed: Callable[..., str]) -> None:
           "key and value adapters are independent -> shared", "in the backward pass: decoder -> none"]),
         (["train.qat={group_size: 64, start_step: 9}"],
          ["rounded in training: nothing -> weights to int4 in groups of 64", "to int8, from step 10"]),
-        (["lora.quantize=int8", "lora.products=forward"],
+        (["model.quantization=int8", "model.quantized_matmul=forward"],
          ["frozen weights stored in bfloat16 -> int8",
           "products with frozen weights in bfloat16 -> int8, backward in bfloat16"]),
     ],

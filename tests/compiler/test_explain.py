@@ -79,8 +79,9 @@ def test_lora_parameter_counts_match_peft(explained: Callable[..., str]) -> None
 
 
 def test_int8_products_are_explained_with_their_peak_rate(explained: Callable[..., str]) -> None:
-    assert "products with" not in explained("lora", "lora.quantize=int8")
-    text = explained("lora.products", "lora.quantize=int8", "lora.products=forward")
+    stored = explained("model", "model.quantization=int8")
+    assert "linear layers and experts are stored in int8" in stored and "products with" not in stored
+    text = explained("model.quantized_matmul", "model.quantization=int8", "model.quantized_matmul=forward")
     assert "products with the frozen weights are in int8, backward in bfloat16: at most 918 TFLOP/s" in text
 
 

@@ -37,7 +37,7 @@ def quantized(name: str, kind: str, sizes: dict[str, int], **data: Any) -> Case:
     case = CASES[name]
     recipe = {
         **case.recipe,
-        "lora": {**case.recipe["lora"], "quantize": kind},
+        "model": {"id": "./model", "dtype": "float32", "quantization": kind},
         "data": {**case.recipe["data"], **data},
     }
     return replace(case, recipe=recipe, sizes=sizes)

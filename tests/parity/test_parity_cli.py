@@ -56,7 +56,8 @@ def test_parity_miniature_keeps_data_optimizer_and_target_settings(
     replaced = {change.path for change in write_recipe(original, 20, tmp_path)}
     small = compiled(tmp_path / "recipe.yaml").recipe
     assert small.model.dtype == small.merge.dtype == "float32" and small.train.steps == 20
-    assert small.lora is None or (small.lora.dropout, small.lora.quantize) == (0.0, None)
+    assert small.model.quantization is None
+    assert small.lora is None or small.lora.dropout == 0.0
     assert not small.data.evaluates
     kept = {"data.packing", "data.loss_on", "data.format", "train.loss_normalization", "train.optimizer.name"}
     kept |= {"train.optimizer.eps", "train.optimizer.max_grad_norm", "train.schedule.name", "lora.targets"}
@@ -197,8 +198,10 @@ def test_backend_that_refuses_the_recipe_is_left_out(scripts: Scripts, parity: C
     assert status == 0
     assert "left out: trl: E0920, " in printed and "tunix - torchax" in printed
     # The recipe's own refusals count, and not those of the float32 miniature.
-    status, printed, _ = parity(LLAMA, "--set", "lora.quantize=int8")
-    assert status == 0 and "left out: trl: E0923, " in printed and "lora.quantize: int8 -> none" in printed
+    status, printed, _ = parity(LLAMA, "--set", "model.quantization=int8")
+    assert (
+        status == 0 and "left out: trl: E0923, " in printed and "model.quantization: int8 -> none" in printed
+    )
 
 
 def test_too_few_backends_are_an_error(

@@ -149,7 +149,7 @@ def test_unknown_remat_policy_gets_the_lowest_bound() -> None:
 )
 def test_quantized_weights_and_experts_are_smaller(recipe: str, numbers: float, devices: int) -> None:
     whole, int8, nf4 = (
-        state_bytes(program(recipe, f"lora.quantize={kind}")) for kind in ("null", "int8", "nf4")
+        state_bytes(program(recipe, f"model.quantization={kind}")) for kind in ("null", "int8", "nf4")
     )
     assert whole - int8 == pytest.approx(numbers / devices, rel=0.001)
     assert int8 - nf4 == pytest.approx(numbers / devices / 2, rel=0.001)

@@ -77,8 +77,8 @@ def test_flagship_reductions_go_from_smallest_to_largest_change() -> None:
         ("mesh.axes={fsdp: 2, tp: 2}",),
         ("mesh.axes={fsdp: 1, tp: 4}",),
         ("remat.policy=decoder", "mesh.axes={fsdp: 1, tp: 4}"),
-        ("lora.quantize=int8",),
-        ("lora.quantize=nf4",),
+        ("model.quantization=int8",),
+        ("model.quantization=nf4",),
         ("mesh.accelerator=v5p-16", "mesh.axes={fsdp: 4, tp: 2}"),
         ("mesh.accelerator=v5p-32", "mesh.axes={fsdp: 4, tp: 4}"),
     ]
@@ -155,15 +155,15 @@ def test_find_tries_the_last_rung_then_bisects_to_the_first_fitting_rung() -> No
 
 
 def test_find_leaves_a_ladder_whose_last_rung_does_not_fit() -> None:
-    compiler = Compiler(lora_quantize=estimate(60))
+    compiler = Compiler(model_quantization=estimate(60))
     found = search(compiler)
-    assert found.way is not None and found.way.sets == ("lora.quantize=int8",)
+    assert found.way is not None and found.way.sets == ("model.quantization=int8",)
     assert compiler.asked == [
         ("remat.policy=decoder",),
         ("mesh.axes={fsdp: 1, tp: 4}",),
         ("remat.policy=decoder", "mesh.axes={fsdp: 1, tp: 4}"),
-        ("lora.quantize=nf4",),
-        ("lora.quantize=int8",),
+        ("model.quantization=nf4",),
+        ("model.quantization=int8",),
     ]
 
 
@@ -264,15 +264,15 @@ def test_too_large_step_diagnostic_shows_recipe_lines_that_fit() -> None:
 
 
 def test_too_large_step_diagnostic_lists_failed_attempts() -> None:
-    found = search(Compiler(lora=None), most=5)
+    found = search(Compiler(quantization=None), most=5)
     assert shown(lambda: found) == (
         MESSAGE
         + " = help: nothing that was tried fits:\n"
         + "           remat.policy=decoder: 220.00 GiB\n"
         + "           mesh.axes={fsdp: 1, tp: 4}: 220.00 GiB\n"
         + "           remat.policy=decoder, mesh.axes={fsdp: 1, tp: 4}: 220.00 GiB\n"
-        + "           lora.quantize=nf4: does not compile\n"
-        + "           lora.quantize=int8: does not compile\n"
+        + "           model.quantization=nf4: does not compile\n"
+        + "           model.quantization=int8: does not compile\n"
         + "         `recipe plan --search` tries more\n"
         + "\n1 error\n"
     )

@@ -91,7 +91,7 @@ def test_fit_does_not_try_changes_that_the_backend_refuses(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(program: Program, backends: Sequence[Backend]) -> list[Diagnostic]:
-        quantized = program.lora is not None and program.lora.quantize is not None
+        quantized = program.recipe.model.quantization is not None
         return [Diagnostic(E0922, "no", "lora")] if quantized and Backend.TORCHAX in backends else []
 
     monkeypatch.setattr(fit, "diagnosed", refuse)
@@ -100,7 +100,7 @@ def test_fit_does_not_try_changes_that_the_backend_refuses(
     for backend in (Backend.TUNIX, Backend.TORCHAX):
         found = fit.find(large, lambda sets: estimate(100), most=50, backend=backend)
         tried[backend] = {argument for way, _ in found.tried for argument in way.sets}
-    assert tried[Backend.TUNIX] - tried[Backend.TORCHAX] == {"lora.quantize=nf4"}
+    assert tried[Backend.TUNIX] - tried[Backend.TORCHAX] == {"model.quantization=nf4"}
 
 
 def test_recipe_that_torchax_cannot_train_fails_before_compiling(file: Path, fake: Path) -> None:

@@ -140,7 +140,7 @@ DPO = ("train.objective=dpo", "data.format=preference", "data.packing=false", "d
     ("recipe", "sets"),
     [
         ("qwen3-8b-dpo-v5e8", ()),
-        ("qwen3-8b-dpo-v5e8", ("train.objective=orpo", "lora.quantize=int8")),
+        ("qwen3-8b-dpo-v5e8", ("train.objective=orpo", "model.quantization=int8")),
         ("llama31-8b-v6e8", ("lora=null", "merge.adapter=false", "serve=null")),
         ("llama31-8b-v6e8", ("lora=null", "merge.adapter=false", "serve=null", *DPO)),
     ],
@@ -160,7 +160,7 @@ def test_quantized_full_and_preference_steps_lower_with_expected_bytes(
         return
     # The embedding and the head are not quantized; most of the two layers is.
     outside = 2 * 2 * a.vocab_size * a.hidden_size / 8
-    bytes_a_number = {"nf4": 4.5 / 8, "int8": 1.0}[lora.quantize or ""]
+    bytes_a_number = {"nf4": 4.5 / 8, "int8": 1.0}[program.recipe.model.quantization or ""]
     expected = outside + (whole - outside) / 2 * bytes_a_number
     assert made.sizes.weights == pytest.approx(expected, rel=0.01)
 

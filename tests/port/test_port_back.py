@@ -61,8 +61,11 @@ VARIANTS = {
         "lora.targets": ["q_proj", r"layers\.(3|5)\.mlp\.up_proj"],
         "train.schedule": {"name": "constant"},
     },
-    "nf4": {"lora.quantize": "nf4", "data.packing": False, "train.optimizer.max_grad_norm": None},
-    "int8": {"lora.quantize": "int8", "train.optimizer": {"name": "lion", "learning_rate": 1e-5, "b2": 0.98}},
+    "nf4": {"model.quantization": "nf4", "data.packing": False, "train.optimizer.max_grad_norm": None},
+    "int8": {
+        "model.quantization": "int8",
+        "train.optimizer": {"name": "lion", "learning_rate": 1e-5, "b2": 0.98},
+    },
     "all-tokens": {"lora.rank": 8, "data.loss_on": "all", "data.shuffle_seed": None, "remat.policy": "none"},
     "text": {"lora.rank": 8, "data.format": "text", "data.fields": {"text": "body"}},
     "stream": {"lora.rank": 8, "data.stream_window": 1000, "data.train": ["hf://some/rows"]},

@@ -70,7 +70,7 @@ def test_unsloth_script_gets_unsloth_defaults() -> None:
         "lora.rank": 32,
         "lora.alpha": 64,
         "lora.dropout": 0.0,
-        "lora.quantize": "nf4",
+        "model.quantization": "nf4",
         "lora.dtype": "float32",
         "data.max_length": 4096,
         "train.global_batch_size": 8,
@@ -221,7 +221,7 @@ lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM
 SFTTrainer(model=model, train_dataset=rows, args=SFTConfig(gradient_accumulation_steps=4), peft_config=lora)
 """
     )
-    paths = ("lora.rank", "lora.alpha", "lora.dropout", "lora.quantize", "lora.targets")
+    paths = ("lora.rank", "lora.alpha", "lora.dropout", "model.quantization", "lora.targets")
     assert [value(made, path) for path in paths] == [4, 8, 0.0, "nf4", ["q_proj", "v_proj"]]
     assert not any(row.verdict.value == "unsupported" for row in made.rows)
 
@@ -751,7 +751,7 @@ logging_step: 4
         "model.id": "Qwen/Qwen3-8B",
         "lora.rank": 32,
         "lora.alpha": 32,
-        "lora.quantize": "nf4",
+        "model.quantization": "nf4",
         "data.train": ["hf://some/rows"],
         "data.eval": [{"path": "hf://some/rows", "split": "test"}],
         "train.optimizer.learning_rate": 2e-4,

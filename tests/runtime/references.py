@@ -90,7 +90,7 @@ def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
 
 
 LORA = ("init", "kind", "loraplus_lr_ratio", "rank_pattern", "rslora", "start_from")
-LORA += ("quantize", "modules_to_save", "trainable_tokens", "vocab_size", "qat")
+LORA += ("quantization", "modules_to_save", "trainable_tokens", "vocab_size", "qat")
 """Fields of LoraSettings that `twenty_steps` takes, and that the model takes. If `qat` is given, the
 reference rounds by itself."""
 NF4 = [

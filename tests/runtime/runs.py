@@ -36,7 +36,6 @@ def lora_section(**overrides: Any) -> dict[str, Any]:
         "init": "peft",
         "dtype": "float32",
         "kv": "independent",
-        "quantize": None,
         **overrides,
     }
 
@@ -62,6 +61,7 @@ def save_run(
     steps: tuple[int, ...] = (4,),
     scale: float = 0.2,
     mesh: Mapping[str, int] | None = None,
+    model: Mapping[str, Any] | None = None,
 ) -> list[Adapter]:
     """Write ROOT/STEP/model_params and recipe.lock.json as a training run does."""
     import jax.numpy as jnp
@@ -92,7 +92,7 @@ def save_run(
         manager.save(step, args=ocp.args.Composite(model_params=ocp.args.PyTreeSave(item=nnx.State(tree))))
     manager.wait_until_finished()
     manager.close()
-    write_lock(directory, base, section, mesh)
+    write_lock(directory, base, section, mesh, model=model)
     settings = lora_settings(section, base.architecture.num_layers)
     if settings.principal:
         from recipec.runtime.checkpoints.first_adapters import write_initial
@@ -136,6 +136,7 @@ def write_lock(
     section: Mapping[str, Any] | None,
     mesh: Mapping[str, int] | None = None,
     only: Sequence[str] = (),
+    model: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a recipe.lock.json with the parts that merging reads."""
     axes = dict(mesh or {"fsdp": 1, "tp": 1})
@@ -146,6 +147,7 @@ def write_lock(
         "recipe": {
             "recipe": 1,
             "name": "tiny",
+            "model": {"id": "tiny", **(model or {})},
             "lora": section,
             "train": {"trainable_modules": list(only)},
             "mesh": {"accelerator": f"cpu-{np.prod(list(axes.values()))}", "axes": axes},

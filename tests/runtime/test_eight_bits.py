@@ -95,7 +95,7 @@ TARGETS = ("q_proj", "k_proj", "o_proj", "down_proj")
 
 def learned(model: Path, axes: dict[str, int], products: str) -> Any:
     """Return the loss of one batch and the adapters' gradients."""
-    _, built = training.build(model, axes, quantize="int8", products=products, targets=TARGETS)
+    _, built = training.build(model, axes, quantization="int8", quantized_matmul=products, targets=TARGETS)
     graph, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
     one = training.batch(0)
 

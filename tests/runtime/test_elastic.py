@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, list[Mesh]]] = {
     "dpo": (PREFERENCES, [({"dcn": 2, "fsdp": 2, "tp": 1}, 2), ({"fsdp": 4, "tp": 1}, 1)]),
     # A device's part of 64 inputs has 32 at the start, and then 16 and 64.
     "qlora": (
-        'LORA = replace(LORA, quantize="nf4")',
+        'MODEL = replace(MODEL, quantization="nf4")',
         [({"fsdp": 4, "tp": 2}, 1), ({"dcn": 2, "fsdp": 1, "tp": 1}, 2)],
     ),
     "full": ("LORA = None", [({"fsdp": 4, "tp": 2}, 1), ({"dcn": 2, "fsdp": 2, "tp": 1}, 2)]),

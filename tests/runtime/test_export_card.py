@@ -33,7 +33,7 @@ base_model: google/gemma-3-270m
 """
 CONFIG = {"r": 16, "lora_alpha": 32, "target_modules": TARGETS, "rank_pattern": {}, "alpha_pattern": {}}
 
-LORA = {"rank": 16, "alpha": 32.0, "rslora": True, "targets": TARGETS, "quantize": None}
+LORA = {"rank": 16, "alpha": 32.0, "rslora": True, "targets": TARGETS}
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -111,9 +111,10 @@ def merged_all_weights() -> str:
 def adapter_of_patterns() -> str:
     patterns = {"rank_pattern": {"(q|k)_proj": 8}, "alpha_pattern": {"o_proj": 48.0}}
     pairs = {name: [list(pair) for pair in pattern.items()] for name, pattern in patterns.items()}
-    section = {"rank": 16, "alpha": 32.0, "targets": TARGETS, "layers": "all", "quantize": "nf4", **pairs}
-    model = {"id": "/models/gemma-base", "revision": None}
-    made = record(base=model, lora={**LORA, "rslora": False, "quantize": "nf4", **patterns})
+    section = {"rank": 16, "alpha": 32.0, "targets": TARGETS, "layers": "all", **pairs}
+    base = {"id": "/models/gemma-base", "revision": None}
+    model = {**base, "quantization": "nf4"}
+    made = record(base=base, lora={**LORA, "rslora": False, **patterns})
     return adapter_card(made, lock(model=model, lora=section), {**CONFIG, **patterns})
 
 
@@ -125,6 +126,12 @@ def test_model_cards_match_golden_files(make: Callable[[], str], update: bool) -
         golden.write_text(text)
     assert text == golden.read_text()
     assert "None" not in text and "somebody" not in text and "/models" not in text
+
+
+def test_card_names_the_modules_that_were_trained_without_adapters() -> None:
+    train = {"objective": "sft", "epochs": 1, "trainable_modules": ["lm_head", "embed_tokens"]}
+    text = model_card(record(lora=None), lock(lora=None, train=train), None)
+    assert "fine-tuned in the modules `lm_head`, `embed_tokens` of its text model" in text
 
 
 def loaded(text: str, folder: Path) -> dict[str, Any]:

@@ -94,10 +94,10 @@ def test_shared_kv_adapter_refuses_different_ranks_or_alphas() -> None:
 
 def test_old_record_without_patterns_or_rslora_is_read() -> None:
     section = lora_section()
-    for key in ("quantize", "rslora", "rank_pattern", "alpha_pattern"):
+    for key in ("rslora", "rank_pattern", "alpha_pattern"):
         section.pop(key, None)
     settings = lora_settings(section, 6)
-    assert (settings.rslora, settings.rank_pattern, settings.quantize) == (False, {}, None)
+    assert (settings.rslora, settings.rank_pattern) == (False, {})
     recorded = lora_settings({**section, "rank_pattern": [["v_proj", 2], [".*", 3]]}, 6)
     assert list(recorded.rank_pattern) == ["v_proj", ".*"], "the order of the record's pairs counts"
 

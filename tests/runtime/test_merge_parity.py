@@ -82,12 +82,12 @@ LAYOUTS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         tiny.make_llama,
         {"shards": 3},
         {
-            **{"alpha": 3.0, "rslora": True, "rank_pattern": [["[kv]_proj", 2]], "quantize": "nf4"},
+            **{"alpha": 3.0, "rslora": True, "rank_pattern": [["[kv]_proj", 2]], "quantization": "nf4"},
             "trainable_tokens": [137, 20],
         },
     ),
 }
-"""A model of each layout of arrays or names, its sizes, and the recipe's `lora` section.
+"""A model of each layout of arrays or names, its sizes, and the `lora` section with model.quantization.
 
 Ranks and alphas are recorded as pairs.
 """
@@ -121,7 +121,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "rslora": True,
         "rank_pattern": [["qkv_proj", 5], ["gate_up_proj", 2]],
     },
-    "qwen3": {"quantize": "nf4", "alpha_pattern": [["o_proj|up_proj", 1.5]]},
+    "qwen3": {"quantization": "nf4", "alpha_pattern": [["o_proj|up_proj", 1.5]]},
     "qwen3_moe": {
         # The third layer is dense: PEFT would take its projections for experts, and has them as parameters.
         "targets": ["q_proj", "up_proj", "down_proj", "experts", "router"],
@@ -162,8 +162,9 @@ class Case:
     def __init__(self, folder: Path, make: Any, sizes: dict[str, Any], section: dict[str, Any]) -> None:
         self.reference = make(folder / "base", **sizes)
         self.base = HFCheckpoint.open(folder / "base")
-        self.section = lora_section(**section)
-        save_run(folder / "run", self.base, self.section)
+        self.section = lora_section(**{key: value for key, value in section.items() if key != "quantization"})
+        model = {"quantization": section.get("quantization")}
+        save_run(folder / "run", self.base, self.section, model=model)
         self.model = ModelSettings(id=str(folder / "base"), family=self.base.family.name)
         self.folder = folder
         status = merge.main(
@@ -198,7 +199,7 @@ def test_merged_model_and_exported_adapter_match_tunix_logits(
 
     case = cases(name)
     # Merging uses the original weights, even if the adapters were trained on quantized ones.
-    lora = replace(case.trained.settings, quantize=None)
+    lora = case.trained.settings
     rows = token_rows(case.base.architecture.vocab_size, 8)
     rows["tokens"] %= 500  # above are the image and audio placeholders, which transformers replaces
     model = load(case, case.folder / "merged")

@@ -29,7 +29,7 @@ COMBINED = {
 }
 BLOCKS = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
 """Sizes of which every device has whole blocks of nf4."""
-NF4 = {"kind": "dora", "loraplus_lr_ratio": 2.0, "quantize": "nf4"}
+NF4 = {"kind": "dora", "loraplus_lr_ratio": 2.0, "quantization": "nf4"}
 STARTED = {
     "kind": "dora",
     "modules_to_save": ("lm_head", "input_layernorm"),
@@ -67,9 +67,9 @@ def test_twenty_steps_match_peft(
     """
     make_base = tiny.make_gemma3 if case == "gemma3" else partial(make, case)
     sizes = {"vocab_size": 400} if "vocab_size" in methods else {"num_hidden_layers": 1}
-    model = make_base(tmp_path / "base", **(BLOCKS if "quantize" in methods else {}), **sizes)
+    model = make_base(tmp_path / "base", **(BLOCKS if "quantization" in methods else {}), **sizes)
     more = dict(methods)
-    if "quantize" in methods:
+    if "quantization" in methods:
         store_in_nf4(layers(model))
     elif methods is STARTED:
         more["start_from"] = str(tmp_path / "adapter")

@@ -90,7 +90,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def built(model: Path) -> Callable[[str | None], Any]:
     """Return a function that builds the model once with "nf4", "int8" or, for None, float32 weights."""
-    return functools.cache(lambda kind: training.build(model, MESH, quantize=kind, targets=targets(model))[1])
+    return functools.cache(
+        lambda kind: training.build(model, MESH, quantization=kind, targets=targets(model))[1]
+    )
 
 
 def start(axes: dict[str, int]) -> Any:
@@ -148,7 +150,7 @@ def test_nf4_weights_match_reference_in_bitsandbytes_blocks(
 def test_nf4_base_and_loftq_adapters_match_reference(init: str, model: Path, tmp_path: Path) -> None:
     """Check LoftQ's one iteration and nf4 of the remainder, by the paper's table and LAPACK."""
     base = HFCheckpoint.open(model)
-    run = training.build(model, MESH, kept=tmp_path, quantize="nf4", targets=QUERIES, init=init)[1]
+    run = training.build(model, MESH, kept=tmp_path, quantization="nf4", targets=QUERIES, init=init)[1]
     arrays, found = training.adapters(run), variables(run)
     parameters = {parameter.path: parameter for parameter in run.parameters}
     for adapter in run.adapters:
@@ -360,7 +362,7 @@ def test_a_run_on_quantized_experts_resumes_exactly(tmp_path: Path) -> None:
     rate = optax.constant_schedule(1e-2)
 
     def run(folder: Path, until: int) -> dict[str, np.ndarray]:
-        mesh, built = training.build(model, MESH, quantize="nf4", targets=QUERIES, dropout=0.1)
+        mesh, built = training.build(model, MESH, quantization="nf4", targets=QUERIES, dropout=0.1)
         assert expert_shapes(built)
         with mesh:
             trainer = training.trainer(built, mesh, folder, rule())

@@ -123,6 +123,32 @@ def test_invalid_options_print_usage_and_exit_with_2(place: Path, lives: Lives) 
         assert "usage: train.py" in found.stderr
 
 
+def test_record_with_older_keys_continues_with_their_places_of_today(tmp_path: Path) -> None:
+    """The base's quantization was in `lora`, and is in `model`."""
+    artifact = tmp_path / "artifact"
+    write_artifact(artifact)
+    lock = json.loads((artifact / "recipe.lock.json").read_text())
+    today = {
+        "model": {"id": "tiny", "quantization": "int8", "quantized_matmul": "both"},
+        "lora": {"rank": 2, "modules_to_save": ["lm_head"]},
+        "train": {**lock["recipe"]["train"], "trainable_modules": []},
+    }
+    older = {
+        "model": {"id": "tiny"},
+        "lora": {"rank": 2, "train_also": ["lm_head"], "quantize": "int8", "products": "both"},
+        "train": {**lock["recipe"]["train"], "only": []},
+    }
+    (artifact / "recipe.lock.json").write_text(json.dumps(lock | {"recipe": lock["recipe"] | today}))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/recipe.lock.json").write_text(json.dumps(lock | {"recipe": lock["recipe"] | older}))
+    assert read_record(tmp_path / "run")["recipe"] == lock["recipe"] | today
+    assert check_record(tmp_path / "run", artifact) is None
+    older["lora"]["quantize"] = "fp8"
+    (tmp_path / "run/recipe.lock.json").write_text(json.dumps(lock | {"recipe": lock["recipe"] | older}))
+    with pytest.raises(UserError, match=r'recipe\.model\.quantization was "fp8", now "int8"'):
+        check_record(tmp_path / "run", artifact)
+
+
 def test_check_record_refuses_changed_recipe(tmp_path: Path) -> None:
     artifact = tmp_path / "artifact"
     write_artifact(artifact)

@@ -85,7 +85,8 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
     """Build a checkpoint's model on a mesh of virtual devices, and return the mesh and the model.
 
     Args:
-        options: dtype, remat, only, qat, rules, seed and vocab_size of the model; full for one without LoRA;
+        options: dtype, quantization, quantized_matmul, remat, only, qat, rules, seed and vocab_size of the
+            model; full for one without LoRA;
             its dtype as lora_dtype; and LoraSettings' other fields. If adapters start from the base's
             weights, also the folder of their initial values, which are computed if the folder has none.
     """
@@ -95,6 +96,8 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
         id=str(directory),
         family=base.family.name,
         dtype=options.pop("dtype", "float32"),
+        quantization=options.pop("quantization", None),
+        quantized_matmul=options.pop("quantized_matmul", None),
         remat=options.pop("remat", "decoder"),
         trainable_modules=options.pop("only", ()),
         qat=options.pop("qat", None),

@@ -215,7 +215,7 @@ def abstract_model(
     family = family_of(config)
     architecture = architecture or family.architecture(config)
     axes = dict(mesh.shape)
-    kind, began = (None, None) if lora is None else (lora.quantize, lora.began)
+    kind, began = settings.quantization, settings.began
     try:
         specs = tensor_specs(family, architecture, rules, axes)
         stored = {} if kind is None else tensor_layouts(family, architecture, rules, kind, axes, began)

@@ -114,7 +114,7 @@ def _run(
     optimizer: Callable[[Any], optax.GradientTransformation],
 ) -> int:
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
-    settings = replace(settings, lora=session.kept(settings.lora))
+    settings = replace(settings, model=session.kept(settings.model))
     lora, to = settings.lora, session.arguments.trace
     schedule = session.schedule(learning_rate)
     done = session.resumed.step or 0

@@ -98,7 +98,7 @@ def trainable_model(
         full_parameters(whole, base, model.trainable_modules)
         return whole
     values = initial or start(base, lora, settings.train.seed, adapter)
-    options = {} if lora.quantize is None else {"quantization_config": _nf4(base, model)}
+    options = {} if model.quantization is None else {"quantization_config": _nf4(base, model)}
     loaded = load_model(base, model, **options)
     for module in loaded.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -145,6 +145,6 @@ def _nf4(base: HFCheckpoint, model: ModelSettings) -> Any:
         )
     except ImportError as error:
         raise UserError(
-            f"lora.quantize: nf4 needs bitsandbytes ({error})",
+            f"model.quantization: nf4 needs bitsandbytes ({error})",
             "install the packages of baseline/requirements-trl.txt",
         ) from None
