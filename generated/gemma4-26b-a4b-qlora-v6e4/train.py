@@ -31,6 +31,7 @@ MODEL = ModelSettings(
     id="google/gemma-4-26B-A4B-it",
     family="gemma4",
     dtype="bfloat16",
+    quantization="nf4",
     attention="splash",
     attention_block=1024,
     remat="decoder",
@@ -54,7 +55,6 @@ LORA = LoraSettings(
     init="peft",
     dtype="float32",
     kv="independent",
-    quantize="nf4",
 )
 DATA = DataSettings(
     train=("hf://open-thoughts/OpenThoughts-114k",),

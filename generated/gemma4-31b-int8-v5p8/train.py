@@ -30,6 +30,8 @@ MODEL = ModelSettings(
     id="google/gemma-4-31B-it",
     family="gemma4",
     dtype="bfloat16",
+    quantization="int8",
+    quantized_matmul="both",
     attention="splash",
     attention_block=512,
     remat="none",
@@ -68,8 +70,6 @@ LORA = LoraSettings(
     init="peft",
     dtype="float32",
     kv="independent",
-    quantize="int8",
-    products="both",
 )
 DATA = DataSettings(
     train=("data/train.jsonl",),

@@ -30,6 +30,7 @@ MODEL = ModelSettings(
     id="google/gemma-4-31B-it",
     family="gemma4",
     dtype="bfloat16",
+    quantization="nf4",
     attention="splash",
     attention_block=1024,
     remat="decoder",
@@ -70,7 +71,6 @@ LORA = LoraSettings(
     init="peft",
     dtype="float32",
     kv="independent",
-    quantize="nf4",
 )
 DATA = DataSettings(
     train=(Source("hf://HuggingFaceH4/ultrachat_200k", split="train_sft"),),

@@ -30,6 +30,7 @@ MODEL = ModelSettings(
     id="Qwen/Qwen3-8B",
     family="qwen3",
     dtype="bfloat16",
+    quantization="nf4",
     attention="splash",
     attention_block=512,
     remat="decoder",
@@ -66,7 +67,6 @@ LORA = LoraSettings(
     init="peft",
     dtype="float32",
     kv="independent",
-    quantize="nf4",
 )
 DATA = DataSettings(
     train=(Source("hf://trl-lib/ultrafeedback_binarized", split="train"),),
