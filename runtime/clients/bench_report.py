@@ -11,6 +11,7 @@ from typing import Any
 
 from .bench_points import LoadPoint, as_json, whole
 from .bench_server import ServerFacts, ServerMachine
+from .markdown_table import cell, table
 from .output_files import write_whole
 
 FAILED, NOT_MEASURED = "failed", "not measured"
@@ -169,7 +170,7 @@ def write(folder: Path, summary: dict[str, Any]) -> None:
 def markdown(summary: Mapping[str, Any]) -> str:
     """Return the report as Markdown."""
     lines = [f"# Benchmark of {summary['model']}", ""]
-    lines += [*_sentences(summary), "", *_table([HEADER, *_cells(summary)]), ""]
+    lines += [*_sentences(summary), "", *table(HEADER, [*_cells(summary)], ("Outcome",)), ""]
     lines += [
         "TTFT is the time to the first token and TPOT that of each further one, in ms: the median and the "
         "99th percentile over the requests of a point.",
@@ -178,7 +179,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
     pairs = comparison(summary)
     if pairs:
         lines += ["## Compared with published figures", "", source(summary), ""]
-        lines += [*_table([("", "Published", "Measured"), *pairs]), ""]
+        lines += [*table(("", "Published", "Measured"), [[*map(cell, pair)] for pair in pairs], ("",)), ""]
     for sentence in summary["left_out"]:
         lines.append(f"- Left out: {sentence}.")
     return "\n".join(lines).rstrip("\n") + "\n"
@@ -212,8 +213,8 @@ def _cells(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for row in summary["points"]:
         where = (f"{row['input_length']:,}", row["rate"])
         if row["outcome"] != MEASURED:
-            said = f"{row['outcome']}: {row['reason']}" if row["reason"] else row["outcome"]
-            yield (*where, *["-"] * 6, said)
+            outcome = f"{row['outcome']}: {row['reason']}" if row["reason"] else row["outcome"]
+            yield (*where, *["-"] * 6, cell(outcome))
             continue
         usd = row["usd_per_million_output_tokens"]
         yield (
@@ -223,13 +224,6 @@ def _cells(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             "-" if usd is None else f"{usd:,.2f}",
             MEASURED,
         )
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as a Markdown table with the first row as header; figures are right-aligned."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    sides = ["---" if title in ("", "Outcome") else "---:" for title in rows[0]]
-    return [lines[0], "|" + "|".join(sides) + "|", *lines[1:]]
 
 
 MEASURED = "measured"

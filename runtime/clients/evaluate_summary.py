@@ -15,6 +15,7 @@ from . import intervals
 from .evaluate_answers import BASE, TITLES, TUNED, SamplingSettings, Side, SideAnswers, same_weights
 from .evaluate_prompts import Prompt
 from .evaluate_tasks import Score, TaskOutcome
+from .markdown_table import cell, table
 
 SECONDS = 2.0
 """The time limit of one search. Python's re can take exponential time, for example for (a+)+$."""
@@ -74,7 +75,7 @@ def _one(prompt: Prompt, answers: SideAnswers, settings: SamplingSettings, secon
 
 FAULTS_SHOWN = 5
 
-TEXTS = ("prompt", "metric")
+TEXTS = ("pass@k", "line", "task", "prompt", "metric")
 """Columns that hold text; the others hold numbers."""
 
 
@@ -308,7 +309,7 @@ def _prompt_table(data: Mapping[str, Any], sides: Sequence[str]) -> list[str]:
     titles = [TITLES[side] for side in sides]
     if len(sides) == 2:
         titles += ["difference", "better / worse", "p (sign test)"]
-    lines += _header("pass@k", titles)
+    rows = []
     for k, row in prompts["pass_at"].items():
         cells = [_percent(row.get(side)) for side in sides]
         if len(sides) == 2:
@@ -319,19 +320,21 @@ def _prompt_table(data: Mapping[str, Any], sides: Sequence[str]) -> list[str]:
                 if difference
                 else ["-", "-"]
             )
-        lines.append(_row([f"pass@{k}", *cells]))
+        rows.append([f"pass@{k}", *cells])
+    lines += table(["pass@k", *titles], rows, TEXTS)
     if len(sides) == 2:
         lines += ["", "The difference is paired by prompt, its interval a bootstrap over prompts."]
-    lines += ["", *_header("line", ["prompt", *(TITLES[side] for side in sides)])]
-    for line in prompts["lines"]:
-        counts = [_count(line.get(side)) for side in sides]
-        lines.append(_row([str(line["line"]), _cell(line["prompt"]), *counts]))
-    return lines
+    head = ["line", "prompt", *(TITLES[side] for side in sides)]
+    rows = [
+        [str(line["line"]), cell(line["prompt"]), *(_count(line.get(side)) for side in sides)]
+        for line in prompts["lines"]
+    ]
+    return [*lines, "", *table(head, rows, TEXTS)]
 
 
 def _task_table(data: Mapping[str, Any], sides: Sequence[str]) -> list[str]:
     titles = ["metric", *(TITLES[side] for side in sides), *(["difference"] if len(sides) == 2 else [])]
-    lines = ["## lm-evaluation-harness", "", *_header("task", titles)]
+    rows = []
     for row in data["tasks"]:
         filter = "" if row["filter"] == "none" else f" ({row['filter']})"
         arrow = "" if row["better"] == "higher" else ", lower is better"
@@ -340,8 +343,8 @@ def _task_table(data: Mapping[str, Any], sides: Sequence[str]) -> list[str]:
             difference = row.get("difference")
             unpaired = " (unpaired)" if difference and not difference["paired"] else ""
             cells.append(_plain(difference, sign="+") + unpaired)
-        lines.append(_row([row["task"], f"{row['metric']}{filter}{arrow}", *cells]))
-    return lines
+        rows.append([row["task"], f"{row['metric']}{filter}{arrow}", *cells])
+    return ["## lm-evaluation-harness", "", *table(["task", *titles], rows, TEXTS)]
 
 
 def _count(line: Mapping[str, Any] | None) -> str:
@@ -364,17 +367,3 @@ def _plain(row: Mapping[str, Any] | None, sign: str = "") -> str:
         return f"{row['value']:{sign}.4g}"
     value, low, high = (f"{row[key]:{sign}.4g}" for key in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"
-
-
-def _header(first: str, others: Sequence[str]) -> list[str]:
-    return [_row([first, *others]), _row(["---", *("---" if o in TEXTS else "---:" for o in others)])]
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _cell(text: str) -> str:
-    """Escape text so that a table's cell shows it unchanged."""
-    shown = "".join(c if c.isprintable() else "?" for c in text)
-    return shown.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "\\`")
