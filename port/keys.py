@@ -456,8 +456,8 @@ def tools() -> Mapping[str, Any]:
 
 def keys_of(tool: str, *sections: str) -> dict[str, list[Any]]:
     """Return the keys of some sections: [type] if the key is required, else [type, default]."""
-    of_tool = tools()[tool]["sections"]
-    return {key: entry for section in sections for key, entry in of_tool[section].items()}
+    data = tools()[tool]["sections"]
+    return {key: entry for section in sections for key, entry in data[section].items()}
 
 
 def defaults_of(tool: str, *sections: str) -> dict[str, Any]:

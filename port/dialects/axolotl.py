@@ -224,7 +224,7 @@ def _special_tokens(run: Run) -> Says:
             yield below.same(name, note="the model's own")
         elif name == "eos_token" and (mark := templates.missing_end(str(token), model, added)):
             assert model is not None
-            names = ", ".join(f'"{name_of_token}"' for name_of_token in (*added, mark))
+            names = ", ".join(f'"{added_token}"' for added_token in (*added, mark))
             yield below.refuse(
                 name, E1180, templates.spelled(mark, model, "Axolotl"), f"--set 'tokens=[{names}]'"
             )

@@ -156,24 +156,19 @@ def opened(ledger: Ledger) -> Oumi:
 
 
 def _objective(run: Oumi) -> Says:
-    run.trainer = yield from _trainer(run.section("training"))
-    run.objective = TRAINERS.get(run.trainer, "sft")
+    section = run.section("training")
+    run.trainer = kind = str(section.value("trainer_type")).lower()
+    if kind not in TRAINERS:
+        message = f"oumi's trainer {kind.upper()} has no counterpart: recipes train like TRL_SFT and TRL_DPO"
+        yield section.refuse("trainer_type", E1149, message, "training.trainer_type: TRL_SFT")
+    whose = "oumi's own loop" if kind == "oumi" else "the training that a recipe describes"
+    yield section.same("trainer_type", note=whose)
+    run.objective = TRAINERS.get(kind, "sft")
     if run.objective != "sft":
-        why = f"training.trainer_type is {run.trainer.upper()}"
+        why = f"training.trainer_type is {kind.upper()}"
         yield run.keys.sets("train.objective", run.objective, why)
     defaults = defaults_of("trl", run.objective)
     run.trl = Keys(run.ledger, run.keys.source, "TRL", defaults, "training.trainer_kwargs.")
-
-
-def _trainer(run: Keys) -> Statements[str]:
-    kind = str(run.value("trainer_type")).lower()
-    if kind not in TRAINERS:
-        message = f"oumi's trainer {kind.upper()} has no counterpart: recipes train like TRL_SFT and TRL_DPO"
-        yield run.refuse("trainer_type", E1149, message, "training.trainer_type: TRL_SFT")
-    yield run.same(
-        "trainer_type", note="the training that a recipe describes" if kind != "oumi" else "oumi's own loop"
-    )
-    return kind
 
 
 def _model(run: Oumi) -> Says:
@@ -205,16 +200,16 @@ def _launch(keys: Keys) -> Launch:
 
 
 def _lora(run: Oumi) -> Says:
-    keys, training, model = run.section("peft"), run.section("training"), run.model
-    run.lora = training.flag("use_peft")
+    keys, section, model = run.section("peft"), run.section("training"), run.model
+    run.lora = section.flag("use_peft")
     if not run.lora:
-        note = "" if training.given("use_peft") else "full fine-tuning"
-        yield training.say("use_peft", {"lora": None}, note)
-        yield training.same("use_peft", note="full fine-tuning")
+        note = "" if section.given("use_peft") else "full fine-tuning"
+        yield section.say("use_peft", {"lora": None}, note)
+        yield section.same("use_peft", note="full fine-tuning")
         yield from adapters.refuse_quantized(keys, "q_lora", "training.use_peft: true, or remove peft.q_lora")
         yield from keys.unused(keys_of(NAME, "peft"), "training.use_peft is off")
         return
-    yield training.same("use_peft", note="it adds the lora section")
+    yield section.same("use_peft", note="it adds the lora section")
     yield from keys.follow(OF_LORA)
     spec: Any = keys.texts("lora_target_modules")
     spec = "all-linear" if spec == ["all-linear"] else spec
@@ -302,7 +297,7 @@ def _form(split: Keys, train: Read, held: Read) -> Statements[Rows | None]:
     (sources, forms_of_train), (others, alike) = train, held
     forms = [*forms_of_train, *alike]
     known = len(forms_of_train) == len(sources) and len(alike) == len(others)
-    if rows.alike(forms) or not known or len({row_form.format for row_form in forms}) > 1:
+    if rows.alike(forms) or not known or len({form.format for form in forms}) > 1:
         return (yield from rows.say(split, "datasets", forms_of_train))
     separate = yield from rows.apart(split, list(zip([*sources, *others], forms, strict=True)))
     yield from rows.say_sources(split, separate, len(sources))
@@ -423,17 +418,17 @@ def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Statemen
 
 
 def _losses(run: Oumi) -> Says:
-    keys, training = run.trl, run.section("training")
+    keys = run.trl
     if run.objective == "dpo":
         yield from keys.follow(losses.OF_ALL)
-        if training.flag("use_peft") and keys.flag("disable_dropout"):
+        if run.lora and keys.flag("disable_dropout"):
             yield keys.say("disable_dropout", {"lora.dropout": 0.0})
             yield run.section("peft").same("lora_dropout", note="disable_dropout sets it to zero")
         yield from losses.dpo(keys)
         yield from keys.follow(losses.OF_PREFERENCES)
     elif run.trainer == "trl_sft":
         yield from losses.supervised(keys)
-    if training.flag("use_peft") and "lora.dropout" not in run.ledger.lines:
+    if run.lora and "lora.dropout" not in run.ledger.lines:
         yield from adapters.say_dropout(run.section("peft"), run.chosen)
 
 

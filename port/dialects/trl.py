@@ -496,8 +496,8 @@ def _mixer(keys: Keys) -> Statements[str | None]:
     """State `dataset_mixer` of earlier alignment-handbook versions: each data set's share of first rows."""
     keys.defaults = {**keys.defaults, "dataset_splits": ["train", "test"]}
     splits, configs = (keys.value(key) for key in ("dataset_splits", "dataset_configs"))
-    splits = [str(part_name) for part_name in splits] if isinstance(splits, list) else []
-    train, held = ([part_name for part_name in splits if word in part_name] for word in ("train", "test"))
+    splits = [str(split_name) for split_name in splits] if isinstance(splits, list) else []
+    train, held = ([split_name for split_name in splits if word in split_name] for word in ("train", "test"))
     sources: dict[str, list[Any]] = {"data.train": [], "data.eval": []}
     for number, (name, weight) in enumerate(keys.mapping("dataset_mixer").items()):
         place, share = datasets.place(str(name)), as_number(weight)
@@ -508,10 +508,10 @@ def _mixer(keys: Keys) -> Statements[str | None]:
             continue
         config = str(configs[number]) if isinstance(configs, list) and number < len(configs) else None
         part = f"[:{max(round(100 * share), 1)}%]" if share < 1 else ""
-        for part_name in train:
-            split = None if part_name == "train" and not part else f"{part_name}{part}"
+        for split_name in train:
+            split = None if split_name == "train" and not part else f"{split_name}{part}"
             sources["data.train"].append(datasets.source(place.path, split, config))
-        sources["data.eval"] += [datasets.source(place.path, part_name, config) for part_name in held]
+        sources["data.eval"] += [datasets.source(place.path, split_name, config) for split_name in held]
     evaluates = keys.text("eval_strategy") not in (None, "no")
     yield keys.say(
         "dataset_mixer", {key: sources[key] for key in sources if key == "data.train" or evaluates}
