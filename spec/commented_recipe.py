@@ -98,7 +98,9 @@ def _unrepeated(tree: Mapping[str, Any], seen: set[str]) -> Tree:
             continue
         sentences = node.comment.split("; ")
         if node.comment != before:
-            kept = "; ".join(each for each in sentences if len(each) <= LONG or each not in seen)
+            kept = "; ".join(
+                sentence for sentence in sentences if len(sentence) <= LONG or sentence not in seen
+            )
         before = node.comment
         seen.update(sentences)
         out[key] = replace(node, comment=kept)
@@ -154,10 +156,10 @@ def _plain(node: Tree) -> Tree | None:
     return out
 
 
-def _commented(given: Sequence[tuple[str, Line]], indent: int) -> Iterator[str]:
+def _commented(lines: Sequence[tuple[str, Line]], indent: int) -> Iterator[str]:
     """Yield lines of plain values. Comments are aligned in one column, or above the key if they are long."""
     # A comment quotes values, so line breaks in it, in the sense of any YAML reader, are escaped.
-    entries = [(key, replace(line, comment=printable(line.comment))) for key, line in _once(given)]
+    entries = [(key, replace(line, comment=printable(line.comment))) for key, line in _once(lines)]
     texts = [_lines(key, line.value, indent) for key, line in entries]
     on_line = [
         line.comment != "" and len(text) == 1 and len(text[0]) <= ALIGNED

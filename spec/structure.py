@@ -15,15 +15,15 @@ from recipec.spec.language import Recipe, Section
 
 
 def sections(
-    kind: type[Section], given: Any, where: tuple[Part, ...]
+    kind: type[Section], values: Any, where: tuple[Part, ...]
 ) -> Iterator[tuple[tuple[Part, ...], type[Section], Mapping[str, Any]]]:
     """Yield every section of the language that the raw mapping contains, with its path."""
-    if not isinstance(given, dict):
+    if not isinstance(values, dict):
         return
-    yield where, kind, given
+    yield where, kind, values
     for name, info in kind.model_fields.items():
         inner, is_list = section_of(info.annotation)
-        value = given.get(name)
+        value = values.get(name)
         if inner is None:
             continue
         if not is_list:

@@ -61,8 +61,8 @@ def _attempt(raw: dict[str, Any]) -> tuple[Recipe | None, list[Diagnostic]]:
             if error["type"] == "default_factory_not_called":
                 continue
             diagnostics.append(_diagnostic(dict(error)))
-    for where, section, given in sections(Recipe, raw, ()):
-        for problem in section.crosscheck(given):
+    for where, section, values in sections(Recipe, raw, ()):
+        for problem in section.crosscheck(values):
             path = key_paths.join((*where, *problem.key))
             diagnostics.append(
                 Diagnostic(problem.code, problem.message, path, problem.help, at_key=problem.at_key)
@@ -377,11 +377,11 @@ def _wrapped(path: str, value: Any) -> Iterator[Any]:
 
 def _fits(where: tuple[Part, ...], value: Any) -> bool:
     """Return whether a value is valid at a path, regardless of its neighbors."""
-    given = value
+    nested = value
     for name in reversed(where):
-        given = [given] if isinstance(name, int) else {name: given}
+        nested = [nested] if isinstance(name, int) else {name: nested}
     try:
-        Recipe.model_validate(given)
+        Recipe.model_validate(nested)
     except ValidationError as errors:
         return not any(error["loc"][: len(where)] == where for error in errors.errors(include_url=False))
     return True

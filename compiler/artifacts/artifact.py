@@ -427,8 +427,8 @@ def locked_files(folder: Path) -> list[str]:
     files = _lock_of(folder).get("files")
     paths = [path for path in files if is_inside(path)] if isinstance(files, dict) else []
     # Behind a link lie files of someone else. No lock may cause their removal.
-    own = [path for path in paths if linked_folder(folder, path) is None]
-    return sorted([*own, LOCK]) if (folder / LOCK).is_file() else []
+    regular = [path for path in paths if linked_folder(folder, path) is None]
+    return sorted([*regular, LOCK]) if (folder / LOCK).is_file() else []
 
 
 def backends_of(folder: Path) -> list[str]:
@@ -499,10 +499,10 @@ def _refuse_another_schema(path: Path) -> None:
         return
     try:
         schema = json.loads(path.read_bytes())
-        own = json.loads(schema_file())
+        ours = json.loads(schema_file())
     except (OSError, ValueError):
-        schema, own = None, {}
-    if not isinstance(schema, dict) or schema.get("title") != own.get("title"):
+        schema, ours = None, {}
+    if not isinstance(schema, dict) or schema.get("title") != ours.get("title"):
         raise ArtifactError(
             f"{path} is in the way: it is not the schema of recipes", "choose another folder with -o"
         )
@@ -512,11 +512,11 @@ def _others(folder: Path, files: Files) -> list[str]:
     """Return a note about files that do not belong to the artifact."""
     if not folder.is_dir():
         return []
-    own = {PurePosixPath(path).parts[0] for path in (*files, *locked_files(folder))}
+    tops = {PurePosixPath(path).parts[0] for path in (*files, *locked_files(folder))}
     others = sorted(
         f"{entry.name}/" if entry.is_dir() else entry.name
         for entry in folder.iterdir()
-        if entry.name not in own and entry.name != "__pycache__" and not entry.name.startswith(".")
+        if entry.name not in tops and entry.name != "__pycache__" and not entry.name.startswith(".")
     )
     return (
         [f"note: not part of the artifact in {folder}, and left unchanged: {', '.join(others)}"]

@@ -144,8 +144,8 @@ def _finish(folder: Path) -> bool:
     staging = folder / STAGING
     if not os.path.lexists(staging):
         return False
-    own = {NEW, JOURNAL, f"{JOURNAL}.part"}
-    if staging.is_symlink() or not staging.is_dir() or not {one.name for one in staging.iterdir()} <= own:
+    staged = {NEW, JOURNAL, f"{JOURNAL}.part"}
+    if staging.is_symlink() or not staging.is_dir() or not {one.name for one in staging.iterdir()} <= staged:
         raise ArtifactError(
             f"{staging} is in the way: it is not what a build leaves", "remove it, or choose another with -o"
         )

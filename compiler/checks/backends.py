@@ -134,8 +134,8 @@ def check_trl(program: Program) -> Iterator[Diagnostic]:
     quantization = recipe.model.quantization
     if optimizer in ("lion", "muon"):
         which = "Lion" if optimizer == "lion" else "Muon with Adam for vectors and embeddings"
-        said = f": torch and transformers have no {which}"
-        yield refuse(E0920, said, "train.optimizer.name", "name: adamw")
+        reason = f": torch and transformers have no {which}"
+        yield refuse(E0920, reason, "train.optimizer.name", "name: adamw")
     if recipe.train.continue_from is not None:
         yield refuse(E0959, " begins no new schedule in a run", "train.continue_from", REMOVE, at_key=True)
     if optimizer == "adafactor":
@@ -147,26 +147,26 @@ def check_trl(program: Program) -> Iterator[Diagnostic]:
             "name: adamw is the same in both",
         )
     if recipe.train.router_aux_loss_coef and program.family.name in UNTOLD:
-        said = f": transformers' {program.family.title} does not return router logits, which the "
-        said += "load-balancing loss needs"
-        yield refuse(E0514, said, "train.router_aux_loss_coef", REMOVE, at_key=True)
+        reason = f": transformers' {program.family.title} does not return router logits, which the "
+        reason += "load-balancing loss needs"
+        yield refuse(E0514, reason, "train.router_aux_loss_coef", REMOVE, at_key=True)
     for key, other in _of_all_logits(recipe.train):
         what = f"the loss {recipe.train.loss_type}" if key == "loss_type" else key
-        said = f": TRL's fused head returns only log-probabilities of targets, and {what} needs all logits"
-        yield refuse(E0940, said, f"train.{key}", f"{key}: {other}")
+        reason = f": TRL's fused head returns only log-probabilities of targets, and {what} needs all logits"
+        yield refuse(E0940, reason, f"train.{key}", f"{key}: {other}")
     if any(adapter.shared for adapter in program.adapters):
         yield refuse(E0922, SHARED, "lora.kv", "kv: independent")
     if parameters := [one.target.words[0] for one in program.adapters if one.target.parameter]:
-        said = f" adapts only linear layers, not parameters: {listing(dict.fromkeys(parameters))}"
-        yield refuse(E0925, said, "lora.targets", "targets without experts and router")
+        reason = f" adapts only linear layers, not parameters: {listing(dict.fromkeys(parameters))}"
+        yield refuse(E0925, reason, "lora.targets", "targets without experts and router")
     if quantization in ("int8", "fp8"):
-        said = f": PEFT cannot train on weights in {quantization} as train.py does"
+        reason = f": PEFT cannot train on weights in {quantization} as train.py does"
         if quantization == "int8" and recipe.model.quantized_matmul is None:
-            said = ": bitsandbytes' int8 also quantizes activations, and train.py quantizes only weights"
-        yield refuse(E0923, said, "model.quantization", "quantization: nf4, which is the same in both")
+            reason = ": bitsandbytes' int8 also quantizes activations, and train.py quantizes only weights"
+        yield refuse(E0923, reason, "model.quantization", "quantization: nf4, which is the same in both")
     if lora is not None and quantization == "nf4" and principal(lora.init):
-        said = f": bitsandbytes quantizes the base as it loads it, and init: {lora.init} is "
-        yield refuse(E0950, f"{said}computed from the base before", "lora.init", "init: peft")
+        reason = f": bitsandbytes quantizes the base as it loads it, and init: {lora.init} is "
+        yield refuse(E0950, f"{reason}computed from the base before", "lora.init", "init: peft")
     if quantization == "nf4" and program.architecture.routing[0]:
         yield Diagnostic(
             W0926,
@@ -271,34 +271,34 @@ def check_torchax(program: Program) -> Iterator[Diagnostic]:
     """Yield what TorchAX cannot do of a recipe, or does differently from train.py."""
     recipe, lora, refuse = program.recipe, program.lora, partial(_refusal, "torchax")
     if recipe.train.optimizer.name == "muon":
-        said = ": train.py's Muon knows only Tunix's arrays"
-        yield refuse(E0920, said, "train.optimizer.name", "name: adamw")
+        reason = ": train.py's Muon knows only Tunix's arrays"
+        yield refuse(E0920, reason, "train.optimizer.name", "name: adamw")
     if lora is not None and lora.kv == "shared":
         yield refuse(E0922, SHARED, "lora.kv", "kv: independent")
     if recipe.model.quantized_matmul:
-        said = " always multiplies in model.dtype"
-        yield refuse(E0938, said, "model.quantized_matmul", "quantized_matmul: null")
+        reason = " always multiplies in model.dtype"
+        yield refuse(E0938, reason, "model.quantized_matmul", "quantized_matmul: null")
     if lora is not None and lora.kind != "lora":
-        said = " trains only A and B, without DoRA's magnitudes"
-        yield refuse(E0942, said, "lora.kind", "kind: lora")
+        reason = " trains only A and B, without DoRA's magnitudes"
+        yield refuse(E0942, reason, "lora.kind", "kind: lora")
     if lora is not None and lora.trainable_tokens:
-        said = " trains only adapters, and no rows of the embedding"
-        yield refuse(E0943, said, "lora.trainable_tokens", "trainable_tokens: []")
+        reason = " trains only adapters, and no rows of the embedding"
+        yield refuse(E0943, reason, "lora.trainable_tokens", "trainable_tokens: []")
     if lora is not None and lora.init == "loftq":
-        said = " stores nf4 in its own blocks, for which LoftQ is not computed"
-        yield refuse(E0950, said, "lora.init", "init: peft")
+        reason = " stores nf4 in its own blocks, for which LoftQ is not computed"
+        yield refuse(E0950, reason, "lora.init", "init: peft")
     if recipe.train.neftune_noise_alpha is not None:
-        said, change = " adds no noise to transformers' embeddings", "neftune_noise_alpha: null"
-        yield refuse(E0941, said, "train.neftune_noise_alpha", change)
+        reason, change = " adds no noise to transformers' embeddings", "neftune_noise_alpha: null"
+        yield refuse(E0941, reason, "train.neftune_noise_alpha", change)
     if TOKENS in recipe.mesh.axes:
-        said = f": cp={recipe.mesh.axes[TOKENS]} splits the tokens of a row, and transformers' attention "
-        yield refuse(E0939, f"{said}needs whole rows", "mesh.axes.cp")
+        reason = f": cp={recipe.mesh.axes[TOKENS]} splits the tokens of a row, and transformers' attention "
+        yield refuse(E0939, f"{reason}needs whole rows", "mesh.axes.cp")
     if "model." not in program.family.prefixes:
-        said = f" does not compute {program.family.title}: its decoder has another name in transformers"
-        yield refuse(E0949, said, "model.id")
+        reason = f" does not compute {program.family.title}: its decoder has another name in transformers"
+        yield refuse(E0949, reason, "model.id")
     if experts := program.architecture.routing[0]:
-        said = f": jax does not compile transformers' layers of {experts} experts"
-        yield refuse(E0933, said, "model.id")
+        reason = f": jax does not compile transformers' layers of {experts} experts"
+        yield refuse(E0933, reason, "model.id")
     if recipe.train.trainable_modules:
         yield refuse(
             E0944, " trains all weights, or adapters", "train.trainable_modules", REMOVE, at_key=True
@@ -369,14 +369,16 @@ def _of_both(program: Program, backend: str) -> Iterator[Diagnostic]:
     """Yield what neither backend can do."""
     recipe, lora, refuse = program.recipe, program.lora, partial(_refusal, backend)
     if lora is not None and lora.modules_to_save:
-        said = " trains only adapters, and no other modules"
-        yield refuse(E0943, said, "lora.modules_to_save", "modules_to_save: []")
+        reason = " trains only adapters, and no other modules"
+        yield refuse(E0943, reason, "lora.modules_to_save", "modules_to_save: []")
     if recipe.train.qat is not None:
-        said = " does not round weights and activations during training"
-        yield refuse(E0958, said, "train.qat", "qat: null", at_key=True)
+        reason = " does not round weights and activations during training"
+        yield refuse(E0958, reason, "train.qat", "qat: null", at_key=True)
     if lora is not None and lora.start_from is not None and keeps_copy(recipe.train, lora):
-        said = f" compares with the base, and {recipe.train.objective} here with the adapter that it starts "
-        yield refuse(E0970, f"{said}from", "lora.start_from", REMOVE)
+        reason = (
+            f" compares with the base, and {recipe.train.objective} here with the adapter that it starts "
+        )
+        yield refuse(E0970, f"{reason}from", "lora.start_from", REMOVE)
     if recipe.model.vocab_size is not None:
         yield refuse(E0971, " adds no rows to the embedding", "model.vocab_size", REMOVE)
     code, paths = NOT_EVALUATED[backend]
@@ -385,8 +387,10 @@ def _of_both(program: Program, backend: str) -> Iterator[Diagnostic]:
     chunk = program.family.chunk_in_torch
     chunk = chunk and (text_config(program.config).get("chunk_size") or chunk)
     if chunk and program.architecture.stateful and recipe.data.max_length > chunk:
-        said = f": transformers' torch code of {program.family.title} carries the state of a Mamba mixer "
-        yield refuse(E0957, f"{said}wrongly beyond {chunk} tokens", "data.max_length", f"max_length: {chunk}")
+        reason = f": transformers' torch code of {program.family.title} carries the state of a Mamba mixer "
+        yield refuse(
+            E0957, f"{reason}wrongly beyond {chunk} tokens", "data.max_length", f"max_length: {chunk}"
+        )
     if recipe.data.packing and (why := _carried(program)):
         yield refuse(E0937, f": transformers' {why}", "data.packing", "packing: false")
 
@@ -408,17 +412,17 @@ def _carried(program: Program) -> str:
 
 
 def _refusal(
-    backend: str, code: Code, said: str, path: str, change: str = "", at_key: bool = False
+    backend: str, code: Code, reason: str, path: str, change: str = "", at_key: bool = False
 ) -> Diagnostic:
     """Return the refusal of a recipe by a backend.
 
     Args:
-        said: what follows the backend's flag in the message.
+        reason: what follows the backend's flag in the message.
         change: what to write instead; "" for nothing.
     """
     without = f"build without --backend {backend}"
     help = f"{change}, or {without}" if change else without
-    return Diagnostic(code, f"--backend {backend}{said}", path, help, at_key=at_key)
+    return Diagnostic(code, f"--backend {backend}{reason}", path, help, at_key=at_key)
 
 
 CHECKS = {Backend.TRL: check_trl, Backend.TORCHAX: check_torchax}

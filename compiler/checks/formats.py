@@ -88,12 +88,12 @@ E0450 = Code(
 
 
 def _rows(rows: Rows) -> Iterator[Diagnostic]:
-    own, whole = rows.data.format, rows.section.format
-    if own != whole and {own, whole} & {*ALONE}:
+    source_format, whole = rows.data.format, rows.section.format
+    if source_format != whole and {source_format, whole} & {*ALONE}:
         yield Diagnostic(
             E0450,
-            f"the samples of this source are {own}, and data.format is {whole}: preferences cannot be mixed "
-            "with other samples",
+            f"the samples of this source are {source_format}, and data.format is {whole}: preferences cannot "
+            "be mixed with other samples",
             join((*rows.place, "format")),
             "remove the line, or train on the two kinds one after the other, in two recipes",
         )
@@ -118,15 +118,15 @@ def _overlong(rows: Rows) -> Iterator[Diagnostic]:
     if rows.data.overlong != "split" or rows.data.format == "text":
         return
     parts = "their question" if rows.data.format in ("chat", "instruction") else "their prompt"
-    own = rows.source.overlong is not None
+    of_source = rows.source.overlong is not None
     texts = "text" in rows.section.formats
     yield Diagnostic(
         E0464,
         "only plain text can be split: the later parts of a sample of the format "
         f"{rows.data.format} would be without {parts}",
-        join((*rows.place, "overlong") if own else ("data", "overlong")),
+        join((*rows.place, "overlong") if of_source else ("data", "overlong")),
         "overlong: drop, and overlong: split at the sources of the format text"
-        if texts and not own
+        if texts and not of_source
         else "overlong: drop, or truncate",
     )
 

@@ -356,8 +356,8 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                     at_key=True,
                 )
                 continue
-            own = [name for name in adapted if by_pattern({pattern: 1}, name, 0)]
-            if own and all(by_pattern(earlier, name, 0) for name in own):
+            matched = [name for name in adapted if by_pattern({pattern: 1}, name, 0)]
+            if matched and all(by_pattern(earlier, name, 0) for name in matched):
                 yield Diagnostic(
                     W0306,
                     f"the pattern `{pattern}` has no effect: earlier patterns match all of its projections",
@@ -366,7 +366,7 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                     at_key=True,
                 )
             earlier[pattern] = 1
-            if not own:
+            if not matched:
                 close = words.slip(pattern, projections)
                 hint = f"did you mean `{close}`? " if close else ""
                 yield Diagnostic(
@@ -579,9 +579,9 @@ def _dora(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         ),
     ):
         if wrong:
-            given = facts.first_given(f"lora.{path}", "lora.kind")
+            key = facts.first_given(f"lora.{path}", "lora.kind")
             yield Diagnostic(
-                E0321, f"kind: dora cannot be combined with {what}", given, f"{help}; or kind: lora"
+                E0321, f"kind: dora cannot be combined with {what}", key, f"{help}; or kind: lora"
             )
 
 
@@ -658,8 +658,8 @@ def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         ),
     ):
         if wrong:
-            given = facts.first_given(path, "lora.init")
-            yield Diagnostic(E0330, f"{init} cannot be combined with {what}", given, f"{help}; or init: peft")
+            key = facts.first_given(path, "lora.init")
+            yield Diagnostic(E0330, f"{init} cannot be combined with {what}", key, f"{help}; or init: peft")
     if section.init not in ("pissa", "loftq"):
         return
     squares, cubes = CORE_SECONDS

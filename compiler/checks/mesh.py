@@ -106,13 +106,13 @@ def _hosts(facts: Facts) -> Iterator[Diagnostic]:
     counts = listing(map(str, possible), "or")
     if accelerator.platform == "cpu":
         devices = plural(accelerator.devices, "virtual device")
-        said = f"{accelerator.name} has {devices}, which {mesh.hosts} processes cannot share evenly"
+        message = f"{accelerator.name} has {devices}, which {mesh.hosts} processes cannot share evenly"
     else:
         machine = "machine" if possible == [1] else "machines"
         of = f"{plural(accelerator.slices, 'slice')} of " if accelerator.slices > 1 else ""
-        said = f"{of}{accelerator.name} {'have' if of else 'has'} {counts} {machine}"
+        message = f"{of}{accelerator.name} {'have' if of else 'has'} {counts} {machine}"
     yield Diagnostic(
-        E0221, f"hosts is {mesh.hosts}, but {said}", "mesh.hosts", f"hosts: {counts}, or leave it out"
+        E0221, f"hosts is {mesh.hosts}, but {message}", "mesh.hosts", f"hosts: {counts}, or leave it out"
     )
 
 
@@ -363,10 +363,11 @@ def _arrangements(facts: Facts) -> str:
     """Return the axes that fit the devices and the heads, as a line of the recipe."""
     accelerator = facts.accelerator
     slices = accelerator.slices if accelerator else facts.axes.get("dcn", 1)
-    each = (accelerator.devices if accelerator else math.prod(facts.axes.values())) // slices
-    cp = math.gcd(facts.axes.get(TOKENS, 1), each)
+    slice_devices = (accelerator.devices if accelerator else math.prod(facts.axes.values())) // slices
+    cp = math.gcd(facts.axes.get(TOKENS, 1), slice_devices)
     choices = [
-        flow(arranged(slices, each // cp // tp, tp, cp)) for tp in _tensor_parallel_sizes(facts, each // cp)
+        flow(arranged(slices, slice_devices // cp // tp, tp, cp))
+        for tp in _tensor_parallel_sizes(facts, slice_devices // cp)
     ]
     return f"axes: {listing(choices, 'or')}"
 

@@ -140,8 +140,8 @@ E0711 = Code(
 def _characters(facts: Facts) -> Iterator[Diagnostic]:
     """Report values that would end the line that they are written into, or that a command would read as an
     option."""
-    given = facts.recipe.model_dump(exclude_unset=True)
-    for where, text in _strings(given, ()):
+    values = facts.recipe.model_dump(exclude_unset=True)
+    for where, text in _strings(values, ()):
         bad = next((c for c in text if unicodedata.category(c) in UNSHOWN), None)
         free = where[:2] in TEXTS or where[-1] == "chat_template"
         if bad is not None and not free:
@@ -258,12 +258,14 @@ def _shadowing(files: list[tuple[str, str]]) -> Iterator[Diagnostic]:
         module = parts[0].partition(".")[0]
         transform = where.endswith(".transform")
         if not transform and path.lower().endswith(IMPORTABLE):
-            said = "is a file that Python imports"
+            reason = "is a file that Python imports"
         elif transform and module in IMPORTED:
-            said = f"is where Python looks for its module `{module}`"
+            reason = f"is where Python looks for its module `{module}`"
         else:
             continue
-        yield Diagnostic(E0709, f"`{path}` {said}: every script would run it", where, "give it another name")
+        yield Diagnostic(
+            E0709, f"`{path}` {reason}: every script would run it", where, "give it another name"
+        )
 
 
 E0708 = Code(

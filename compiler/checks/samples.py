@@ -226,32 +226,32 @@ def _markup(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
     model = facts.model
     if model is None or model.chat is False:
         return
-    own = model.family.markers(model.architecture)
-    if not own:
+    turn = model.family.markers(model.architecture)
+    if not turn:
         return
-    foreign = foreign_markers(own, template)
+    foreign = foreign_markers(turn, template)
     markers = [marker for marker in foreign if not _is_token(_checkpoint(facts), marker)]
-    given = place.endswith("chat_template")
-    trained = f"{model.title} was trained with {model.family.title}'s `{own[0]}` ... `{own[1]}`"
+    from_recipe = place.endswith("chat_template")
+    trained = f"{model.title} was trained with {model.family.title}'s `{turn[0]}` ... `{turn[1]}`"
     if markers:
-        whose = "the chat template" if given else "the checkpoint's chat template"
+        whose = "the chat template" if from_recipe else "the checkpoint's chat template"
         yield Diagnostic(
             E0406,
             f"{whose} writes {listing(f'`{m}`' for m in markers)}, the turn markup of "
             f"{foreign[markers[0]]}; {trained}",
             place,
             "remove the line to use the checkpoint's own template"
-            if given
+            if from_recipe
             else "copy the template of the model's own repository there, or give it as data.chat_template",
         )
-    elif not foreign and not all(marker in template for marker in own):
+    elif not foreign and not all(marker in template for marker in turn):
         yield Diagnostic(
             W0406,
-            f"the chat template does not write `{own[0]}` ... `{own[1]}`, the turn markup that "
+            f"the chat template does not write `{turn[0]}` ... `{turn[1]}`, the turn markup that "
             f"{model.title} was trained with",
             place,
             "remove the line, unless another markup is intended"
-            if given
+            if from_recipe
             else "copy the template of the model's own repository there, unless another markup is intended",
         )
 
@@ -349,10 +349,10 @@ def _labels(facts: Facts) -> Iterator[Diagnostic]:
     whole = recipe.data.eval_fraction is None
     for part, sources in (("train", recipe.data.train), ("eval", recipe.data.eval)):
         for index, source in enumerate(sources):
-            own = recipe.data.of(source)
-            rows = _first(facts, source.path)[: source.limit] if own.transform is None else []
+            section = recipe.data.of(source)
+            rows = _first(facts, source.path)[: source.limit] if section.transform is None else []
             whole = whole and 0 < len(rows) < LOOKED_AT
-            labels: list[bool | str] = [_label(row, own.fields) for row in rows]
+            labels: list[bool | str] = [_label(row, section.fields) for row in rows]
             faults = [one for one in labels if isinstance(one, str)]
             if rows and len(faults) > (recipe.data.max_invalid_ratio if whole else 0.5) * len(rows):
                 yield Diagnostic(
@@ -371,8 +371,8 @@ def _labels(facts: Facts) -> Iterator[Diagnostic]:
         return
     unequal = balance(counts[0], counts[1], (train.desirable_weight, train.undesirable_weight))
     if unequal is not None:
-        given = facts.first_given("train.desirable_weight", "train.undesirable_weight", "train.objective")
-        code, place = (N0723, given) if all(counts) else (W0721, "data.train")
+        key = facts.first_given("train.desirable_weight", "train.undesirable_weight", "train.objective")
+        code, place = (N0723, key) if all(counts) else (W0721, "data.train")
         yield Diagnostic(code, unequal[0], place, unequal[1])
 
 
@@ -427,11 +427,13 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
         kind = (data.format, data.fields)
         counts = [Counter[str]() for _ in Unread._fields]
         for index, source in enumerate(sources):
-            own, template = data.of(source), next(held_by)
-            rows = _first(facts, source.path)[: source.limit] if own.transform is None else []
+            section, template = data.of(source), next(held_by)
+            rows = _first(facts, source.path)[: source.limit] if section.transform is None else []
             whole = whole and 0 < len(rows) < LOOKED_AT
             seen += len(rows)
-            labeled = own.format == "prompt_completion" and any(_is_labeled(row, own.fields) for row in rows)
+            labeled = section.format == "prompt_completion" and any(
+                _is_labeled(row, section.fields) for row in rows
+            )
             if labeled:
                 yield Diagnostic(
                     E0424,
@@ -442,16 +444,16 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
             faults: list[tuple[str, dict[str, Any]]] = []
             for row in rows:
                 try:
-                    unread = _left(own.format, row, own.fields, template)
+                    unread = _left(section.format, row, section.fields, template)
                 except Malformed as error:
                     faults.append((str(error), row))
                     continue
                 count += bool(unread.parts)
-                kind = (own.format, own.fields) if unread.parts else kind
+                kind = (section.format, section.fields) if unread.parts else kind
                 for counter, names in zip(counts, unread, strict=True):
                     counter.update(names)
             few = 0 < len(rows) < LOOKED_AT
-            told = labeled or own.format == "unpaired_preference"  # by another diagnostic
+            told = labeled or section.format == "unpaired_preference"  # by another diagnostic
             if not told and _too_many(len(faults), len(rows), data, few):
                 reason, row = faults[0]
                 alone = len(data.train) + len(data.eval) == 1 and source.format is source.fields is None
@@ -459,10 +461,10 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
                 yield Diagnostic(
                     E0435,
                     f"{len(faults)} of {'the' if few else 'the first'} {plural(len(rows), 'sample')} of "
-                    f"`{source.path}` {'is' if len(faults) == 1 else 'are'} not of the format {own.format}: "
-                    f"{reason}",
+                    f"`{source.path}` {'is' if len(faults) == 1 else 'are'} not of the format "
+                    f"{section.format}: {reason}",
                     f"data.{part}[{index}].path",
-                    advice(own.format, own.fields, [str(column) for column in row], place),
+                    advice(section.format, section.fields, [str(column) for column in row], place),
                 )
         of = f"{'the' if whole else 'the first'} {plural(seen, 'sample')} of data.{part}"
         yield from _columns(f"data.{part}", of, counts)

@@ -314,8 +314,8 @@ def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             "serve.max_num_batched_tokens",
             f"max_num_batched_tokens: {max(2048, serve.max_num_seqs)}",
         )
-    given = by_flag(serve.extra_args)
-    whole = given.get("no-enable-chunked-prefill") is True or given.get("enable-chunked-prefill") is False
+    flags = by_flag(serve.extra_args)
+    whole = flags.get("no-enable-chunked-prefill") is True or flags.get("enable-chunked-prefill") is False
     if whole and serve.max_num_batched_tokens < serve.max_model_len:
         yield Diagnostic(
             E0610,
@@ -325,7 +325,7 @@ def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             "serve.max_num_batched_tokens",
             f"max_num_batched_tokens: {serve.max_model_len}, or remove the flag from extra_args",
         )
-    yield from _media(facts, serve, given)
+    yield from _media(facts, serve, flags)
     if serve.max_num_batched_tokens > serve.max_model_len * serve.max_num_seqs:
         yield Diagnostic(
             W0611,
@@ -391,14 +391,14 @@ E0641 = Code(
 )
 
 
-def _media(facts: Facts, serve: Serve, given: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def _media(facts: Facts, serve: Serve, flags: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Report a step too small for a video, if media may not be split over several steps."""
     if facts.model is None:
         return
     served = facts_of(facts.model.family.name).served
     tokens = served.media_tokens
-    whole = {**served.flags, **given}.get("disable-chunked-mm-input") is True
-    if whole and "limit-mm-per-prompt" not in given and serve.max_num_batched_tokens < tokens:
+    whole = {**served.flags, **flags}.get("disable-chunked-mm-input") is True
+    if whole and "limit-mm-per-prompt" not in flags and serve.max_num_batched_tokens < tokens:
         yield Diagnostic(
             E0641,
             f"{facts.model.title} is served with media in one piece, and a video has {tokens:,} tokens: "

@@ -67,9 +67,9 @@ def _lengths(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     output = recipe.benchmark.output_length
     refused = [n for n in recipe.benchmark.input_lengths if n + output > most]
     fits = [n for n in recipe.benchmark.input_lengths if n not in refused]
-    given = "benchmark" in recipe.model_fields_set
+    has_benchmark = "benchmark" in recipe.model_fields_set
     place = facts.first_given("benchmark.input_lengths", "benchmark.output_length", "serve.max_model_len")
-    if refused and (given or len(refused) == len(recipe.benchmark.input_lengths)):
+    if refused and (has_benchmark or len(refused) == len(recipe.benchmark.input_lengths)):
         yield Diagnostic(
             W0640,
             f"prompts of {listing(f'{n:,}' for n in refused)} tokens with answers of {output:,} exceed "

@@ -217,8 +217,8 @@ def _flags(serve: Serve, needed: Mapping[str, str]) -> Iterator[Diagnostic]:
             )
             continue
         known = vllm.find(flag.partition(".")[0])
-        own = known.name if known else flag
-        if (key := _set_by_key(flag, own)) is not None:
+        full_name = known.name if known else flag
+        if (key := _set_by_key(flag, full_name)) is not None:
             yield Diagnostic(
                 E0616,
                 f"{key} sets `{name}`: the flag would be given twice",
@@ -226,7 +226,7 @@ def _flags(serve: Serve, needed: Mapping[str, str]) -> Iterator[Diagnostic]:
                 f"remove it, and set {key} instead",
                 at_key=True,
             )
-        elif runs := _runs_code(own, flag, value):
+        elif runs := _runs_code(full_name, flag, value):
             yield Diagnostic(
                 E0629,
                 f"`{name}` {runs}",
@@ -234,15 +234,15 @@ def _flags(serve: Serve, needed: Mapping[str, str]) -> Iterator[Diagnostic]:
                 "remove it: vLLM has its own code for the models that can be fine-tuned here",
                 at_key=True,
             )
-        elif own in needed and (value is False or flag != own):
-            yield Diagnostic(E0630, f"`{name}`: {needed[own]}", where, "remove it", at_key=True)
-        elif own in MISPLACED and value not in (None, False):
-            yield Diagnostic(E0630, f"`{name}`: {MISPLACED[own]}", where, "remove it", at_key=True)
+        elif full_name in needed and (value is False or flag != full_name):
+            yield Diagnostic(E0630, f"`{name}`: {needed[full_name]}", where, "remove it", at_key=True)
+        elif full_name in MISPLACED and value not in (None, False):
+            yield Diagnostic(E0630, f"`{name}`: {MISPLACED[full_name]}", where, "remove it", at_key=True)
         else:
-            if own in OPEN_FLAGS and flag != f"no-{own}" and value not in (None, False, ""):
-                yield Diagnostic(W0659, f"`{name}` {OPEN_FLAGS[own]}", where, "remove it", at_key=True)
+            if full_name in OPEN_FLAGS and flag != f"no-{full_name}" and value not in (None, False, ""):
+                yield Diagnostic(W0659, f"`{name}` {OPEN_FLAGS[full_name]}", where, "remove it", at_key=True)
             yield from _checked(name, value, where)
-        whole = own + flag.removeprefix(flag.partition(".")[0])
+        whole = full_name + flag.removeprefix(flag.partition(".")[0])
         again = next((other for path, other in seen.items() if _overlap(path, whole)), None)
         if again is not None:
             yield Diagnostic(
@@ -255,20 +255,22 @@ def _flags(serve: Serve, needed: Mapping[str, str]) -> Iterator[Diagnostic]:
         seen.setdefault(whole, name)
 
 
-def _runs_code(own: str, flag: str, value: Any) -> str | None:
+def _runs_code(full_name: str, flag: str, value: Any) -> str | None:
     """Return what code a flag makes the server run, None if it runs none."""
-    if value in (None, False, "") or flag == f"no-{own}":
+    if value in (None, False, "") or flag == f"no-{full_name}":
         return None
-    if own == "distributed-executor-backend" and value in KNOWN_EXECUTORS:
+    if full_name == "distributed-executor-backend" and value in KNOWN_EXECUTORS:
         return None
-    if own in CODE:
-        return CODE[own]
+    if full_name in CODE:
+        return CODE[full_name]
     keys = {*_keys(value), *flag.split(".")[1:]}
     if named := next((key for key in CODE_KEYS if key in keys), None):
         return f"names code by `{named}`"
-    given = value.get("backend") if isinstance(value, dict) else value if flag.endswith(".backend") else None
-    if own == "compilation-config" and isinstance(given, str) and "." in given:
-        return f"imports `{given}`"
+    backend = (
+        value.get("backend") if isinstance(value, dict) else value if flag.endswith(".backend") else None
+    )
+    if full_name == "compilation-config" and isinstance(backend, str) and "." in backend:
+        return f"imports `{backend}`"
     return None
 
 
@@ -285,10 +287,10 @@ def _keys(value: Any) -> Iterator[str]:
         yield from _keys(item)
 
 
-def _set_by_key(flag: str, own: str) -> str | None:
+def _set_by_key(flag: str, full_name: str) -> str | None:
     """Return the key that sets a flag, also if vLLM would read the flag as an abbreviation of another."""
-    if flag in KEYS or own in KEYS:
-        return KEYS.get(flag) or KEYS[own]
+    if flag in KEYS or full_name in KEYS:
+        return KEYS.get(flag) or KEYS[full_name]
     stands_for = abbreviated(flag)
     return KEYS.get(stands_for[0].name) if len(stands_for) == 1 else None
 
@@ -321,8 +323,8 @@ E0631 = Code(
 
 
 def _parsers(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
-    given = vllm.by_flag(serve.extra_args)
-    reasoning = given.get("reasoning-parser")
+    flags = vllm.by_flag(serve.extra_args)
+    reasoning = flags.get("reasoning-parser")
     asked = [
         ("tool-call", "tool_parsers", serve.tool_call_parser, "serve.tool_call_parser"),
         ("reasoning", "reasoning_parsers", reasoning, _argument(serve, "reasoning-parser")),
@@ -333,12 +335,12 @@ def _parsers(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
         known = vllm.catalog()[registered]
         if parser not in known:
             close = difflib.get_close_matches(parser, known, 3, 0.5)
-            said = f"did you mean {listing((f'`{one}`' for one in close), 'or')}?" if close else None
+            suggestion = f"did you mean {listing((f'`{one}`' for one in close), 'or')}?" if close else None
             yield Diagnostic(
                 E0631,
                 f"vLLM {vllm.version()} has no {what} parser `{parser}`",
                 where,
-                said or f"it has {listing(known)}",
+                suggestion or f"it has {listing(known)}",
             )
     served = facts_of(facts.model.family.name).served if facts.model else Served()
     expected, parser = served.tool_call_parser, serve.tool_call_parser
@@ -371,10 +373,10 @@ E0649 = Code(
 def _structured_outputs(serve: Serve) -> Iterator[Diagnostic]:
     """Report options of one backend when another backend is selected. vLLM refuses them at startup."""
     known = features.features()["structured_outputs"]
-    given, places = _configuration(serve, "structured-outputs-config")
-    backend = given.get("backend", "auto")
+    options, places = _configuration(serve, "structured-outputs-config")
+    backend = options.get("backend", "auto")
     for option, backends in known["options"].items():
-        if given.get(option) is True and backend not in backends:
+        if options.get(option) is True and backend not in backends:
             yield Diagnostic(
                 E0649,
                 f"{option} needs the {listing(backends, 'or')} backend of structured outputs, and the "
@@ -384,7 +386,7 @@ def _structured_outputs(serve: Serve) -> Iterator[Diagnostic]:
                 if split(places[option])[-1] == option
                 else f"structured-outputs-config.backend: {backends[0]}",
             )
-    if given and features.replicas_in_one_process(serve):
+    if options and features.replicas_in_one_process(serve):
         yield Diagnostic(
             W0648,
             f"{features.ONE_PROCESS}: 0 runs the replicas in one process, where tpu-inference "
@@ -519,8 +521,8 @@ def _variables(serve: Serve) -> Iterator[Diagnostic]:
                 "remove it",
                 at_key=True,
             )
-        elif said := _misspelled(name):
-            yield Diagnostic(W0632, said[0], where, said[1], at_key=True)
+        elif problem := _misspelled(name):
+            yield Diagnostic(W0632, problem[0], where, problem[1], at_key=True)
 
 
 def _refused(name: str) -> str | None:
@@ -532,12 +534,12 @@ def _refused(name: str) -> str | None:
 def _misspelled(name: str) -> tuple[str, str | None] | None:
     """Return a message and a help for a misspelled variable of vLLM or tpu-inference, None for other
     names."""
-    own, tpu = (vllm.catalog()["environment"][which] for which in ("vllm", "tpu_inference"))
-    if name in own or name in tpu:
+    vllm_names, tpu = (vllm.catalog()["environment"][which] for which in ("vllm", "tpu_inference"))
+    if name in vllm_names or name in tpu:
         return None
-    close = difflib.get_close_matches(name, [*own, *tpu], 1, CLOSE)
+    close = difflib.get_close_matches(name, [*vllm_names, *tpu], 1, CLOSE)
     if not close and not name.startswith("VLLM_"):
         return None
     who = "vLLM" if name.startswith("VLLM_") else "tpu-inference"
-    said = f"did you mean `{close[0]}`?" if close else "remove it, or check its name"
-    return f"{who} {vllm.version()} does not read the variable `{name}`, and silently ignores it", said
+    suggestion = f"did you mean `{close[0]}`?" if close else "remove it, or check its name"
+    return f"{who} {vllm.version()} does not read the variable `{name}`, and silently ignores it", suggestion

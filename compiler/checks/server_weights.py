@@ -252,15 +252,15 @@ def _adapter(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     if features.max_lora_rank(recipe) is None:
         rank, largest = features.adapter_rank(recipe), features.lora_ranks()[-1]
         patterns = recipe.lora.rank_pattern
-        own = rank // 2 if principal(recipe.lora.init) else rank
-        twice = "" if own == rank else f", twice the recipe's with init: {recipe.lora.init}"
-        widest = next((pattern for pattern, its in patterns.items() if its == own), None)
+        rank_of_recipe = rank // 2 if principal(recipe.lora.init) else rank
+        twice = "" if rank_of_recipe == rank else f", twice the recipe's with init: {recipe.lora.init}"
+        widest = next((pattern for pattern, its in patterns.items() if its == rank_of_recipe), None)
         yield Diagnostic(
             E0646,
             f"the adapter has rank {rank}{twice}, and vLLM {vllm.version()} serves adapters up to rank "
             f"{largest}",
             join(("lora", "rank_pattern", widest)) if widest else "lora.rank",
-            f"{widest or 'rank'}: {largest * own // rank}, or serve: {{weights: merged}}",
+            f"{widest or 'rank'}: {largest * rank_of_recipe // rank}, or serve: {{weights: merged}}",
         )
     if features.replicas_in_one_process(serve):
         yield Diagnostic(

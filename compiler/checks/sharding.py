@@ -224,9 +224,12 @@ def _arrangements(facts: Facts) -> str:
     accelerator = facts.accelerator
     if accelerator is None:
         return ""
-    each = accelerator.devices // accelerator.slices
-    cp = math.gcd(facts.axes.get(TOKENS, 1), each)
-    possible = (arranged(accelerator.slices, each // cp // tp, tp, cp) for tp in divisors(each // cp))
+    slice_devices = accelerator.devices // accelerator.slices
+    cp = math.gcd(facts.axes.get(TOKENS, 1), slice_devices)
+    possible = (
+        arranged(accelerator.slices, slice_devices // cp // tp, tp, cp)
+        for tp in divisors(slice_devices // cp)
+    )
     fits = [
         flow(axes)
         for axes in possible

@@ -561,7 +561,7 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
     warmup, bound = warmup_steps(recipe, steps), length.bound
     in_steps = train.schedule.warmup_ratio is None
     begins = "" if train.continue_from is None else f", of which the schedule has {steps_left(train, steps)}"
-    given = f"train.schedule.{'warmup_steps' if in_steps else 'warmup_ratio'}"
+    key = f"train.schedule.{'warmup_steps' if in_steps else 'warmup_ratio'}"
     shorter = f"warmup_steps: {steps_left(train, steps) // 20}" if in_steps else "warmup_ratio: 0.05"
     if train.continue_from is not None and length.bound is not None and length.bound <= train.continue_from:
         yield Diagnostic(
@@ -576,14 +576,14 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
             W0502,
             f"the warm-up takes {plural(warmup, 'step')}, and the run has only {most}{source}{begins}: the "
             "learning rate never reaches its peak",
-            given,
+            key,
             shorter,
         )
     elif warmup * 2 > steps_left(train, steps):
         yield Diagnostic(
             W0503,
             f"the warm-up takes {plural(warmup, 'step')}, more than half of the run's {most}{source}{begins}",
-            given,
+            key,
             shorter,
         )
     if train.steps is None and steps < ENOUGH_STEPS:

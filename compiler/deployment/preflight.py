@@ -85,13 +85,13 @@ def folders(
         model, adapter: folders that the user names. If None, use the variables MODEL_DIR and ADAPTER_DIR,
             as compose.yaml does, and otherwise the recipe's folders.
     """
-    given = {MODEL: model, ADAPTER: adapter}
+    sources = {MODEL: model, ADAPTER: adapter}
     out = {}
     for volume in container.volumes:
         if volume.kind != "bind":
             continue
         variable = os.environ.get(volume.variable)
-        named = given[volume.target] or (Path(variable) if variable else None)
+        named = sources[volume.target] or (Path(variable) if variable else None)
         if named is None and volume.source:
             named = artifact / Path(volume.source).expanduser()
         if named is not None:
@@ -102,7 +102,7 @@ def folders(
 def check_port(artifact: ServedArtifact) -> None:
     """Check that the server can listen on its port, by listening on it."""
     host, port = artifact.container.host, artifact.container.port
-    own = "serve.host: 127.0.0.1, or 0.0.0.0 for all of its addresses"
+    help = "serve.host: 127.0.0.1, or 0.0.0.0 for all of its addresses"
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -113,12 +113,12 @@ def check_port(artifact: ServedArtifact) -> None:
             probe.bind(address)
             probe.listen()
     except socket.gaierror as error:
-        raise ArtifactError(f"serve.host {host} is not an address: {error.strerror}", own) from error
+        raise ArtifactError(f"serve.host {host} is not an address: {error.strerror}", help) from error
     except PermissionError:
         return  # a low port, which root in the container may use
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
-            raise ArtifactError(f"serve.host {host} is not an address of this machine", own) from error
+            raise ArtifactError(f"serve.host {host} is not an address of this machine", help) from error
         if error.errno != errno.EADDRINUSE:
             raise
         raise ArtifactError(

@@ -149,11 +149,11 @@ def document(result: dict[str, Any]) -> Document:
     return sheet("", [table], [Text(line) for line in lines])
 
 
-def served_types(recipe: Recipe | None, config: dict[str, Any], given: str | None) -> ServedTypes:
+def served_types(recipe: Recipe | None, config: dict[str, Any], option: str | None) -> ServedTypes:
     """Return the types that the server computes in, from the option, the recipe's flags or the checkpoint."""
     serve = recipe.serve if recipe else None
-    if given is not None:
-        return ServedTypes(given, source="--server-dtype")
+    if option is not None:
+        return ServedTypes(option, source="--server-dtype")
     flags = by_flag(serve.extra_args) if serve else {}
     dtype, source = str(flags.get("dtype", "auto")), "the recipe's flags"
     if dtype in ("auto", "half", "float"):
@@ -193,8 +193,8 @@ def _long_repeats(tokenizer: ReferenceTokenizer, span: int | None, longest: int 
     wanted = min(LONGEST, LONG if span is None else span + 57)
     if longest is not None:
         wanted = min(wanted, longest - tokens - 16)
-    each = max(1, len(tokenizer.of_text(SENTENCE * 2)) - len(tokenizer.of_text(SENTENCE)))
-    return max(0, wanted // each + (span is not None and span + 57 <= wanted))
+    sentence_tokens = max(1, len(tokenizer.of_text(SENTENCE * 2)) - len(tokenizer.of_text(SENTENCE)))
+    return max(0, wanted // sentence_tokens + (span is not None and span + 57 <= wanted))
 
 
 def _own(path: Path, recipe: Recipe | None, tokenizer: ReferenceTokenizer) -> list[VerifyPrompt]:
@@ -511,15 +511,15 @@ def _rounded(one: ComparedPrompt, reference: Reference, types: ServedTypes) -> C
 
 
 def allowance(
-    compared: Sequence[ComparedPrompt], types: ServedTypes, dtype: str, given: float | None
+    compared: Sequence[ComparedPrompt], types: ServedTypes, dtype: str, tolerance: float | None
 ) -> Tolerance:
     """Return the allowed differences.
 
     Args:
-        given: the largest difference that the user allows.
+        tolerance: the largest difference that the user allows.
     """
-    if given is not None:
-        return Tolerance(given, float("inf"), "given by --tolerance; the mean is not judged")
+    if tolerance is not None:
+        return Tolerance(tolerance, float("inf"), "given by --tolerance; the mean is not judged")
     if dtype != "float32":
         kind = (
             "fp8 weights"

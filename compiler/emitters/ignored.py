@@ -24,10 +24,14 @@ def emit_ignored(program: Program, files: Iterable[str], backends: Sequence[Back
         files: the artifact's own files, by path relative to it. None of them is ignored.
         backends: the backends besides Tunix that the artifact is built for.
     """
-    own = [PurePosixPath(path).parts for path in (*files, IGNORE)]
+    files_of_artifact = [PurePosixPath(path).parts for path in (*files, IGNORE)]
     folders = sorted({*_left(program, backends)})
     entries = ["/probe.json"] if "probe.py" in files else []
-    lines = ["__pycache__/", *entries, *(line for folder in folders for line in _lines(folder, own))]
+    lines = [
+        "__pycache__/",
+        *entries,
+        *(line for folder in folders for line in _lines(folder, files_of_artifact)),
+    ]
     return render("gitignore", lines=lines)
 
 
@@ -44,10 +48,10 @@ def _left(program: Program, backends: Sequence[Backend]) -> Iterator[str]:
     return (posixpath.normpath(folder) for folder in folders if folder and "://" not in folder)
 
 
-def _lines(folder: str, own: Sequence[tuple[str, ...]]) -> Iterator[str]:
+def _lines(folder: str, kept: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """Yield the patterns that ignore a folder, except for the artifact's own files in it."""
     parts = PurePosixPath(folder).parts
-    within = {path[len(parts)] for path in own if path[: len(parts)] == parts and len(path) > len(parts)}
+    within = {path[len(parts)] for path in kept if path[: len(parts)] == parts and len(path) > len(parts)}
     yield f"{_pattern(folder)}/{'*' if within else ''}"
     yield from (f"!{_pattern(folder)}{_pattern(name)}" for name in sorted(within))
 

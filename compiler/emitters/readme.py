@@ -200,9 +200,9 @@ def _checkpoints(program: Program) -> str:
 
 
 def _price(program: Program) -> str | None:
-    own, accelerator = program.recipe.cost.train_usd_per_hour, program.accelerator
-    if own is not None:
-        return f"US$ {own:,.2f} per hour, as the recipe says"
+    price, accelerator = program.recipe.cost.train_usd_per_hour, program.accelerator
+    if price is not None:
+        return f"US$ {price:,.2f} per hour, as the recipe says"
     if accelerator.usd_per_chip_hour is None:
         return None
     total = accelerator.usd_per_chip_hour * accelerator.chips
@@ -304,8 +304,8 @@ def _by_hand(server: Container, taken: str | None) -> list[dict[str, str]]:
     for volume in server.volumes:
         if volume.kind == "bind":
             name = volume.target.strip("/")
-            own = taken if name == ("model" if server.adapter is None else "adapter") else None
-            folder = shell_word(own) if own else _next_to(server.name, volume.source)
+            source = taken if name == ("model" if server.adapter is None else "adapter") else None
+            folder = shell_word(source) if source else _next_to(server.name, volume.source)
             disks.append({"name": name, "target": volume.target, "folder": folder})
     return disks
 

@@ -104,8 +104,8 @@ def _script(server: Container, program: Program) -> dict[str, Any]:
 def _asked(host: str) -> str | None:
     """Return the address at which a listener on the port can be tested; None if it may be another
     machine's."""
-    own = own_address(host).strip("[]")
-    return own if is_loopback(own) else None
+    address = own_address(host).strip("[]")
+    return address if is_loopback(address) else None
 
 
 def _script_folder(part: str, weights: ServedWeights, name: str, merges: bool) -> dict[str, Any]:
@@ -152,10 +152,10 @@ def assignment(part: str, weights: ServedWeights, name: str, argument: bool = Fa
         # Quotes and braces of the path itself would be special within the braces of a default value.
         lines.append(f'default_{part}="{start}{shell_word(path)[1:]}')
         default = f"$default_{part}"
-    given = f"${{{part.upper()}_DIR:-{default}}}"
+    folder = f"${{{part.upper()}_DIR:-{default}}}"
     if argument:
-        given = f"${{1:-{given}}}"
-    return [*lines, f'{part}="{given}"']
+        folder = f"${{1:-{folder}}}"
+    return [*lines, f'{part}="{folder}"']
 
 
 def _place(part: str, weights: ServedWeights, name: str) -> tuple[str, str]:

@@ -87,9 +87,9 @@ def _data(settings: RunSettings, program: Program) -> Call:
     if program.recipe.data.transform is not None:
         written["transform"] = _transform(program.recipe.data.transform)
     for part in ("train", "eval"):
-        own = [_own_files(program, source) for source in getattr(program.recipe.data, part)]
-        if any(own):
-            sources = zip(getattr(settings.data, part), own, strict=True)
+        of_artifact = [_own_files(program, source) for source in getattr(program.recipe.data, part)]
+        if any(of_artifact):
+            sources = zip(getattr(settings.data, part), of_artifact, strict=True)
             written[part] = tuple(_source(source, names) for source, names in sources)
     if settings.data.chat_template is not None:
         written["chat_template"] = Name('CHAT_TEMPLATE.read_text(encoding="utf-8")')
@@ -166,13 +166,13 @@ def _printed(value: Any) -> Value:
     return tuple(_printed(item) for item in value) if isinstance(value, tuple) else value
 
 
-def _source(source: Source, own: Mapping[str, Value] = MappingProxyType({})) -> Value:
+def _source(source: Source, of_artifact: Mapping[str, Value] = MappingProxyType({})) -> Value:
     """Return a source of samples; only its path if nothing else is set.
 
     Args:
-        own: values to write for the files that belong to it.
+        of_artifact: values to write for the files that belong to it.
     """
-    written = {name: value for name, value in own.items() if getattr(source, name) is not None}
+    written = {name: value for name, value in of_artifact.items() if getattr(source, name) is not None}
     rest = {**constructor(source, quiet=("weight",), written=written).arguments}
     path = rest.pop("path")
     return Call("Source", {"*0": path, **rest}) if rest else path

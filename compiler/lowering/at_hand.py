@@ -159,8 +159,8 @@ def contents(inputs: AtHand) -> str:
     """Return everything that the tokenized data depends on, as JSON; files are given by their digests."""
     data = inputs.data
     folders = [inputs.model_dir] + ([Path(inputs.model.tokenizer)] if inputs.model.tokenizer else [])
-    templates = sorted({own.chat_template for own in data.kinds if own.chat_template})
-    transforms = sorted({own.transform.rpartition(":")[0] for own in data.kinds if own.transform})
+    templates = sorted({kind.chat_template for kind in data.kinds if kind.chat_template})
+    transforms = sorted({kind.transform.rpartition(":")[0] for kind in data.kinds if kind.transform})
     made_of: dict[str, Any] = {
         "settings": asdict(data),
         "vocabulary": inputs.vocabulary,
@@ -174,27 +174,27 @@ def contents(inputs: AtHand) -> str:
     return json.dumps(made_of, sort_keys=True)
 
 
-def _absent(data: DataSettings, folder: Path, given: bool) -> Unavailable | None:
+def _absent(data: DataSettings, folder: Path, has_folder: bool) -> Unavailable | None:
     """Return the first source that is not on this machine, or None when all are.
 
     Args:
-        given: whether the user named the folder. If so, a missing file raises ArtifactError.
+        has_folder: whether the user named the folder. If so, a missing file raises ArtifactError.
     """
     help = "--data-dir DIR names the folder of the data"
-    if given and not folder.is_dir():
+    if has_folder and not folder.is_dir():
         raise ArtifactError(f"{folder}: no such folder", help)
     for source in _paths(data):
         if "://" in source:
             return Unavailable(f"the data {source} is not on this machine")
         if not (folder / source).exists():
-            if given:
+            if has_folder:
                 raise ArtifactError(f"there is no {folder / source}", help)
             return Unavailable(f"there is no {source} next to the recipe")
     return None
 
 
 def _tokenizer(
-    program: Program | Subject, given: Path | None, data_dir: Path
+    program: Program | Subject, model_dir: Path | None, data_dir: Path
 ) -> tuple[Path, ModelSettings] | Unavailable:
     """Return the folder for runtime.data.load_tokenizer, and the model settings."""
     model = program.recipe.model
@@ -206,19 +206,19 @@ def _tokenizer(
         other = folder.resolve() if folder.is_dir() else _cached(model.tokenizer, None)
         if other is None:
             return _not_here(model.tokenizer, "model.tokenizer may name a folder")
-        return given or other, replace(settings, tokenizer=str(other))
-    if given is not None:
-        if not any((given / name).is_file() for name in TOKENIZERS):
+        return model_dir or other, replace(settings, tokenizer=str(other))
+    if model_dir is not None:
+        if not any((model_dir / name).is_file() for name in TOKENIZERS):
             raise ArtifactError(
-                f"there is no tokenizer in {given}", "--model DIR names the folder of the tokenizer"
+                f"there is no tokenizer in {model_dir}", "--model DIR names the folder of the tokenizer"
             )
-        return given, settings
-    own = folder_of(model.id, program.source.parent)
-    if own is None and not is_directory(model.id):
-        own = _cached(model.id, model.revision)
-    if own is None or not (own / "tokenizer.json").is_file():
+        return model_dir, settings
+    local = folder_of(model.id, program.source.parent)
+    if local is None and not is_directory(model.id):
+        local = _cached(model.id, model.revision)
+    if local is None or not (local / "tokenizer.json").is_file():
         return _not_here(model.id, "--model DIR names a folder with one")
-    return own, settings
+    return local, settings
 
 
 def _cached(repository: str, revision: str | None) -> Path | None:

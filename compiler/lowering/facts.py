@@ -256,11 +256,16 @@ def _grown(
     rows = recipe.model.vocab_size
     if model is None or rows is None or rows == model.architecture.vocab_size:
         return model
-    own, place = model.architecture.vocab_size, "model.vocab_size"
-    if rows < own:
-        message = f"{model.title} has {own:,} rows, and rows cannot be removed"
+    rows_of_checkpoint, place = model.architecture.vocab_size, "model.vocab_size"
+    if rows < rows_of_checkpoint:
+        message = f"{model.title} has {rows_of_checkpoint:,} rows, and rows cannot be removed"
         diagnostics.append(
-            Diagnostic(E0140, message, place, f"vocab_size: {padded(own + 1)}, which adds rows; or null")
+            Diagnostic(
+                E0140,
+                message,
+                place,
+                f"vocab_size: {padded(rows_of_checkpoint + 1)}, which adds rows; or null",
+            )
         )
         return model
     if not model.family.tunix or getattr(model.architecture, "per_layer_input", None):
@@ -291,15 +296,15 @@ def _at_commit(
     checked."""
     if model is None or model.added is None:
         return recipe
-    added, given = model.added, recipe.model.revision
-    if given not in (None, added.revision, added.commit):
+    added, revision = model.added, recipe.model.revision
+    if revision not in (None, added.revision, added.commit):
         diagnostics.append(
             Diagnostic(
                 E0815,
-                f"model.revision is {given}, and {added.name} was added at "
+                f"model.revision is {revision}, and {added.name} was added at "
                 f"{f'{added.revision}, ' if added.revision else ''}commit {added.commit}",
                 "model.revision",
-                f"remove it, or {catalog.add_command(model.id, source.parent, given)} adds the other",
+                f"remove it, or {catalog.add_command(model.id, source.parent, revision)} adds the other",
             )
         )
         return recipe

@@ -145,9 +145,9 @@ class Accelerator:
             return f"{self.name}: {plural(self.devices, 'virtual CPU device')}"
         counted = " (the number in its name counts TensorCores)" if self.name_counts == "tensorcores" else ""
         devices = f", {self.devices} JAX devices" if self.devices != self.chips else ""
-        each = f"{self.slices} slices of topology" if self.slices > 1 else "topology"
+        shape = f"{self.slices} slices of topology" if self.slices > 1 else "topology"
         return (
-            f"{self.name}: {plural(self.chips, 'chip')}{counted}{devices}, {each} {self.topology}, "
+            f"{self.name}: {plural(self.chips, 'chip')}{counted}{devices}, {shape} {self.topology}, "
             f"{self.hbm_gib:g} GiB each"
         )
 

@@ -93,11 +93,11 @@ def _vm_obstacle(accelerator: Accelerator) -> Obstacle | None:
     if accelerator.runtime_version is None:
         title = generations()[accelerator.generation]["title"]
         return Obstacle(f"Cloud TPU has no VMs of {title}", "kind: [gke]")
-    own = from_name(accelerator.name).hosts
-    if accelerator.hosts != own * accelerator.slices:
-        each = " each" if accelerator.slices > 1 else ""
+    hosts_of_name = from_name(accelerator.name).hosts
+    if accelerator.hosts != hosts_of_name * accelerator.slices:
+        of_slice = " each" if accelerator.slices > 1 else ""
         return Obstacle(
-            f"as Cloud TPU VMs {accelerator.name} is {plural(own, 'machine')}{each}, not "
+            f"as Cloud TPU VMs {accelerator.name} is {plural(hosts_of_name, 'machine')}{of_slice}, not "
             f"{accelerator.hosts // accelerator.slices}",
             "leave mesh.hosts out, or kind: [gke]",
         )

@@ -112,8 +112,8 @@ class Program:
     def usd_per_hour(self) -> float | None:
         """US$ per hour of the whole training machine: the recipe's price, else the catalog's; None without
         either."""
-        given = self.recipe.cost.train_usd_per_hour
-        return self.accelerator.usd_per_hour if given is None else given
+        price = self.recipe.cost.train_usd_per_hour
+        return self.accelerator.usd_per_hour if price is None else price
 
     @property
     def reach(self) -> Reach:
@@ -123,5 +123,5 @@ class Program:
 
 def trained_size(adapter: Adapter) -> int:
     """Count the trained numbers of an adapter, without an A that it shares with another."""
-    own = adapter.arrays if adapter.lender is None else adapter.arrays[1:]
-    return sum(math.prod(shape) for _, shape, _ in own)
+    arrays = adapter.arrays if adapter.lender is None else adapter.arrays[1:]
+    return sum(math.prod(shape) for _, shape, _ in arrays)

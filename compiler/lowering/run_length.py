@@ -360,8 +360,8 @@ def quick_statistics(program: Program | Subject) -> Statistics | Unavailable:
         if not all(file.is_file() for file in files) or sum(f.stat().st_size for f in files) > QUICK_BYTES:
             return Unavailable(f"the data is more than {QUICK_BYTES >> 20} MiB")
         key = store.key("quick statistics", digest)
-        own = Path(inputs.model.tokenizer) if inputs.model.tokenizer else inputs.model_dir
-        return _kept(key) or _tokenized(inputs, lambda: PlainTokenizer(own), key)
+        tokenizer = Path(inputs.model.tokenizer) if inputs.model.tokenizer else inputs.model_dir
+        return _kept(key) or _tokenized(inputs, lambda: PlainTokenizer(tokenizer), key)
     except (ArtifactError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return Unavailable("the data or the tokenizer cannot be read")  # the code that uses them reports why
 

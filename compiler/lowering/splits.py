@@ -98,14 +98,14 @@ def _begin_alike(one: Rows, other: Rows) -> bool:
 def _parts(source: Source) -> tuple[list[Rows], bool]:
     """Return the rows of a source, and whether these are exact: a limit may end them earlier. There are none
     if the split cannot be read."""
-    given = (source.split or "train").replace(" ", "").split("+")
-    matches = [PART.fullmatch(part) for part in given]
+    names = (source.split or "train").replace(" ", "").split("+")
+    matches = [PART.fullmatch(part) for part in names]
     parts = [
         Rows(part["name"], _bound(part["first"], START), _bound(part["stop"], END))
         for part in matches
         if part is not None
     ]
-    if len(parts) < len(given):
+    if len(parts) < len(names):
         return [], True
     if source.limit is None:
         return parts, True
@@ -117,11 +117,11 @@ def _parts(source: Source) -> tuple[list[Rows], bool]:
     return [Rows(rows.split, rows.first, ("rows", last))], True
 
 
-def _bound(given: str | None, default: Place) -> Place:
-    if given is None:
+def _bound(text: str | None, default: Place) -> Place:
+    if text is None:
         return default
-    number = int(given.rstrip("%").replace("_", ""))
-    if given.endswith("%"):
+    number = int(text.rstrip("%").replace("_", ""))
+    if text.endswith("%"):
         return ("percent", number if number >= 0 else 100 + number)
     return ("rows" if number >= 0 else "rows from the end", number)
 

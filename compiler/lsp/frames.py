@@ -41,7 +41,7 @@ class Frames:
 
     def _next(self) -> int | None:
         """Read a header; return the length it gives, or None at the end of the stream."""
-        length, said, rest = 0, False, b""
+        length, has_length, rest = 0, False, b""
         while piece := self._stream.readline(PIECE):
             line = rest + piece
             rest = b"" if piece.endswith(b"\n") else line[-_OVERLAP:]
@@ -50,7 +50,7 @@ class Frames:
             elif not rest and not line.strip():
                 if 0 < length <= LARGEST:
                     return length
-                if not said:
+                if not has_length:
                     say("error: a message whose length is missing or cannot be taken is skipped")
-                length, said = 0, True
+                length, has_length = 0, True
         return None

@@ -185,8 +185,8 @@ async def _hover(ls: Server, params: types.HoverParams) -> types.Hover | None:
     document, view, state = ls.document(uri), ls.view(uri), ls.states.get(uri, State())
     parts, range = [], None
     if answer := await ls.process.ask("explain", document, view.place(at)):
-        said, range = answer[0].replace("```", "'''"), view.range(answer[1])
-        parts.append(f"```text\n{said}```")
+        text, range = answer[0].replace("```", "'''"), view.range(answer[1])
+        parts.append(f"```text\n{text}```")
     if state.text == document.text:
         codes = [
             answer.code

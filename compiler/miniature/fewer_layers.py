@@ -40,8 +40,8 @@ def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, A
     architecture = family.architecture(config)
     count = architecture.num_layers
     outer = {key: config[key] for key in OUTER if key in config}
-    own = f"{config.get('model_type')}_text"
-    kind = own if own in family.model_types else family.model_types[-1]
+    text_type = f"{config.get('model_type')}_text"
+    kind = text_type if text_type in family.model_types else family.model_types[-1]
     out = {"model_type": kind, **outer, **text, "num_hidden_layers": len(layers)}
     for key, value in text.items():
         if _is_by_layer(key, value, count):
@@ -64,17 +64,17 @@ def pattern(config: Mapping[str, Any]) -> tuple[int, ...]:
     """
     architecture, text = family_of(config).architecture(config), text_config(config)
     count = architecture.num_layers
-    said: list[Sequence[Any]] = list(by_layer(architecture).values())
+    columns: list[Sequence[Any]] = list(by_layer(architecture).values())
     for key, value in text.items():
         if _is_by_layer(key, value, count):
-            said.append(value)
+            columns.append(value)
         elif key in LISTED and isinstance(value, list):
-            said.append([i in value for i in range(count)])
+            columns.append([i in value for i in range(count)])
         elif key in EVERY and isinstance(value, int) and value > 0:
-            said.append([(i + 1) % value for i in range(count)])
+            columns.append([(i + 1) % value for i in range(count)])
         elif key == "first_k_dense_replace" and isinstance(value, int):
-            said.append([i < value for i in range(count)])
-    kinds = list(zip(*said, strict=True))
+            columns.append([i < value for i in range(count)])
+    kinds = list(zip(*columns, strict=True))
     length = period(kinds)
     return tuple(range(length)) if length <= LONGEST else tuple(sorted(map(kinds.index, set(kinds))))
 

@@ -404,8 +404,8 @@ class Sizes:
         step, tp = math.lcm(8, shards("fsdp", axes), *axes.values()), axes.get("tp", 1)
         head_dim = _multiple(head_dim, step)
         fits = original.hidden_size == original.num_heads * original.head_dim
-        own = text.get("num_global_key_value_heads")
-        counts = [original.num_heads, original.num_kv_heads, *([own] if own else [])]
+        global_kv_heads = text.get("num_global_key_value_heads")
+        counts = [original.num_heads, original.num_kv_heads, *([global_kv_heads] if global_kv_heads else [])]
         heads, kv_heads, *rest = _heads(counts, tp, least=-(-HIDDEN // head_dim) if fits else 2)
         hidden = heads * head_dim if fits else _multiple(HIDDEN, math.lcm(step, heads))
         return cls(original, step, tp, hidden, head_dim, heads, kv_heads, rest[0] if rest else None)

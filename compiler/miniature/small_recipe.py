@@ -282,8 +282,8 @@ def row_of(messages: Sequence[dict[str, str]], format: str) -> dict[str, Any]:
         return {"instruction": prompt, "input": "", "output": answer}
     if format == "unpaired_preference":
         liked = sum(map(ord, prompt)) % 2 == 0
-        given = answer if liked else " ".join(reversed(answer.split()))
-        return {"prompt": prompt, "completion": f" {given}", "label": liked}
+        answer_of_row = answer if liked else " ".join(reversed(answer.split()))
+        return {"prompt": prompt, "completion": f" {answer_of_row}", "label": liked}
     if format == "prompt_completion":
         return {"prompt": prompt, "completion": f" {answer}"}
     if format == "preference":

@@ -94,7 +94,7 @@ class NewData:
             needed = ("prompt", *needed)
         asked = {name: column(name) for name in needed}
         return replace(
-            self, format=format, fields={name: given for name, given in asked.items() if given != name}
+            self, format=format, fields={name: field for name, field in asked.items() if field != name}
         )
 
     def columns_read(self) -> str:

@@ -408,12 +408,12 @@ def paced(draft: Draft, longest: int | None, length: Callable[[RunShape], Length
     else:
         chosen = chosen._replace(epochs=FEW_SAMPLES_EPOCHS)
         pace = length(chosen)
-    said = pace.words()
+    words = pace.words()
     if (pace.steps or 0) < ENOUGH_STEPS:
-        said += f", since the samples are few: learning takes {ENOUGH_STEPS} or more"
+        words += f", since the samples are few: learning takes {ENOUGH_STEPS} or more"
     if (chosen.rows, chosen.length) != (draft.rows, draft.length):
         draft = resized(draft, chosen.rows, chosen.length)
-    return draft, Pace(chosen.epochs, min(EVERY, max(1, (pace.least or 1) // PARTS)), said)
+    return draft, Pace(chosen.epochs, min(EVERY, max(1, (pace.least or 1) // PARTS)), words)
 
 
 def _choices(draft: Draft, short: int) -> Iterator[RunShape]:

@@ -132,8 +132,8 @@ def _read(yaml: Any, text: str) -> Any:
     except YAMLError as error:
         place = getattr(error, "problem_mark", None)
         where = f":{place.line + 1}:{place.column + 1}" if place is not None else ""
-        said = getattr(error, "problem", None) or "it cannot be read"
-        raise ArtifactError(f"{PRE_COMMIT}{where} is not YAML: {said}", help) from None
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        raise ArtifactError(f"{PRE_COMMIT}{where} is not YAML: {problem}", help) from None
     repos = config.get("repos") if isinstance(config, dict) else None
     listed = repos if isinstance(repos, list) and all(isinstance(repo, dict) for repo in repos) else None
     if listed is None or not all(

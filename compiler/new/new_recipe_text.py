@@ -133,13 +133,13 @@ def _heads(architecture: Architecture) -> str:
 def _mesh(c: Contents) -> Lines:
     d, machine = c.draft, c.draft.accelerator
     if machine.platform == "cpu":
-        said = plural(machine.devices, "virtual device")
+        comment = plural(machine.devices, "virtual device")
     else:
-        said = f"{plural(machine.chips, 'chip')} of {machine.hbm_gib:g} GiB"
+        comment = f"{plural(machine.chips, 'chip')} of {machine.hbm_gib:g} GiB"
         if machine.devices_per_chip > 1:
-            said += f", each {machine.devices_per_chip} devices"
+            comment += f", each {machine.devices_per_chip} devices"
         elif machine.chips != int(machine.name.rpartition("-")[2]):
-            said += f": the {machine.name.rpartition('-')[2]} counts TensorCores"
+            comment += f": the {machine.name.rpartition('-')[2]} counts TensorCores"
     share = f"keeps 1/{d.fsdp * d.tp} of the weights" if d.fsdp * d.tp > 1 else "keeps all weights"
     if d.method == "full":
         share += " and their state"
@@ -147,7 +147,7 @@ def _mesh(c: Contents) -> Lines:
     if d.tp > 1:
         rows = f"{d.tp} devices share each row, since fsdp {d.fsdp * d.tp} does not divide the weights or fit"
     return {
-        "mesh.accelerator": Line(machine.name, said),
+        "mesh.accelerator": Line(machine.name, comment),
         "mesh.axes": Line({"fsdp": d.fsdp, "tp": d.tp}, f"{rows} and {share}: {gib(d.need.state)} GiB"),
     }
 
@@ -193,8 +193,8 @@ def _data(c: Contents) -> Lines:
     longer = "longer samples are left out, and counted"
     if source.longest is not None:
         whole = all((part.rows or 0) < LOOKED_AT for part in source.parts)
-        each = " of each" if source.others else ""
-        of = "the rows" if whole else f"the first {LOOKED_AT} rows{each}"
+        of_source = " of each" if source.others else ""
+        of = "the rows" if whole else f"the first {LOOKED_AT} rows{of_source}"
         longer = f"the longest of {of} has about {plural(source.longest, 'token')}; {longer}"
         if source.longest > d.length == d.probe.positions:
             longer = f"the model's positions; {longer}"
@@ -221,11 +221,11 @@ def _train(c: Contents) -> Lines:
         lines["train.objective"] = Line(d.method)
         lines["train.beta"] = Line(0.1, "how closely to stay to the model that training starts from")
     unit = "pair" if d.method == "dpo" else "row"
-    each = plural(d.micro, unit)
+    rows = plural(d.micro, unit)
     accumulated = f" x {d.accumulation} accumulated micro-batches" if d.accumulation > 1 else ""
     on = f" on {plural(d.fsdp, 'device' if d.tp == 1 else 'group of devices')}"
     lines["train.epochs"] = Line(c.pace.epochs, c.pace.said)
-    lines["train.global_batch_size"] = Line(d.rows, f"{unit}s a step: {each}{on}{accumulated}")
+    lines["train.global_batch_size"] = Line(d.rows, f"{unit}s a step: {rows}{on}{accumulated}")
     lines["train.micro_batch_size"] = Line(d.micro)
     if "data.eval_fraction" in _data(c) and c.pace.every != EVERY:
         lines["train.eval_every"] = Line(c.pace.every)

@@ -40,12 +40,12 @@ def decode_blocks(serve: Serve) -> tuple[int, ...] | None:
     """
     if serve.decode_block_sizes is not None:
         return tuple(serve.decode_block_sizes)
-    given = serve.env.get(VARIABLE)
-    if not given:
+    text = serve.env.get(VARIABLE)
+    if not text:
         return None
-    sizes = tuple(int(part) for part in given.split(","))
+    sizes = tuple(int(part) for part in text.split(","))
     if len(sizes) != SIZES or min(sizes) < 1:
-        raise ValueError(f"{VARIABLE} holds {len(sizes)} numbers: {given}")
+        raise ValueError(f"{VARIABLE} holds {len(sizes)} numbers: {text}")
     return sizes
 
 

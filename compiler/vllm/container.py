@@ -273,5 +273,5 @@ def _copy_words(weights: ServedWeights, target: str) -> tuple[str, ...]:
 
 
 def _shutdown_seconds(serve: Serve) -> int:
-    given = vllm.by_flag(serve.extra_args).get("shutdown-timeout")
-    return int(given) if given is not None else SHUTDOWN_SECONDS
+    timeout = vllm.by_flag(serve.extra_args).get("shutdown-timeout")
+    return int(timeout) if timeout is not None else SHUTDOWN_SECONDS

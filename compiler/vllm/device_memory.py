@@ -21,9 +21,9 @@ def memory_share(extra_args: Mapping[str, Any]) -> float:
     Raises:
         ArtifactError: when the flag's value is not a share between 0 and 1.
     """
-    given = by_flag(extra_args)
+    flags = by_flag(extra_args)
     names = ("gpu-memory-utilization", "device-memory-utilization")
-    value = next((given[name] for name in names if given.get(name) is not None), DEFAULT_SHARE)
+    value = next((flags[name] for name in names if flags.get(name) is not None), DEFAULT_SHARE)
     try:
         share = float(value)
     except (TypeError, ValueError):

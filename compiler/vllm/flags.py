@@ -65,10 +65,10 @@ def flags(command: str = "serve") -> dict[str, Flag]:
     """Return the flags of `vllm serve`, or of `vllm bench serve` ("bench"), by name and by alias."""
     out: dict[str, Flag] = {}
     for name, data in catalog()[command].items():
-        given: dict[str, Any] = {
+        entries: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
         }
-        flag = Flag(name, **given)
+        flag = Flag(name, **entries)
         out |= dict.fromkeys((name, *flag.aliases), flag)
     return out
 
@@ -225,8 +225,8 @@ def problems(name: str, value: Any) -> Iterator[FlagProblem]:
         elif negative and value is False:
             meant = f"write `{_spelled(name, known.name)}: true`"
             yield FlagProblem("value", f"`{name}: false` negates twice", meant, at_key=True)
-        elif said := _refused(known, name, value):
-            yield said
+        elif problem := _refused(known, name, value):
+            yield problem
 
 
 def abbreviated(name: str) -> list[Flag]:
@@ -260,11 +260,11 @@ def _unknown(name: str, flag: str) -> FlagProblem:
     known = sorted({known for flag in flags().values() for known in _names(flag)})
     close = [flag.name for flag in stands_for[:3]] or difflib.get_close_matches(flag, known, 3, 0.75)
     spelled = [_spelled(name, one) for one in close]
-    said = f"did you mean {listing((f'`{one}`' for one in spelled), 'or')}?" if close else None
+    suggestion = f"did you mean {listing((f'`{one}`' for one in spelled), 'or')}?" if close else None
     return FlagProblem(
         "unknown",
         f"vLLM {version()} has no flag --{flag}",
-        said or f"`vllm serve --help=all` of vllm-tpu {version()} lists them",
+        suggestion or f"`vllm serve --help=all` of vllm-tpu {version()} lists them",
         at_key=True,
     )
 
@@ -296,20 +296,20 @@ def _refused(flag: Flag, name: str, value: Any) -> FlagProblem | None:
         if not isinstance(value, bool):
             return _valued(name, flag)
         if not value and not flag.negated:
-            said = f"`{name}` is off unless it is given, and there is no --no-{flag.name}"
-            return FlagProblem("value", said, "remove it", at_key=True)
+            message = f"`{name}` is off unless it is given, and there is no --no-{flag.name}"
+            return FlagProblem("value", message, "remove it", at_key=True)
         return None
     if isinstance(value, bool):
         if value and flag.nargs == "?":
             return None
-        said = "takes a value" if value else f"has no form --no-{flag.name}"
-        return FlagProblem("value", f"`{name}` {said}", f"give {_asks(flag)}, or remove it")
+        message = "takes a value" if value else f"has no form --no-{flag.name}"
+        return FlagProblem("value", f"`{name}` {message}", f"give {_asks(flag)}, or remove it")
     if isinstance(value, list) and (flag.many or not _takes_json(flag.name)):
         if not flag.many and len(value) != 1:
             return FlagProblem("value", f"`{name}` takes one value, not a list", f"give {_asks(flag)}")
         if not value and flag.nargs == "+":
-            said = f"`{name}` is an empty list, and takes at least one value"
-            return FlagProblem("value", said, f"give {_asks(flag)}, or remove it")
+            message = f"`{name}` is an empty list, and takes at least one value"
+            return FlagProblem("value", message, f"give {_asks(flag)}, or remove it")
     if isinstance(value, list) and not _takes_json(flag.name):
         listed = [_word_of(one) for one in value]
         dashes = [word for word in listed if word.startswith("-") and not re.fullmatch(r"-\d+", word)]
@@ -336,8 +336,10 @@ def _misread(flag: Flag, name: str, word: str, mapping: bool) -> FlagProblem | N
         return None
     if not _readable(flag.type, word):
         fault = _json_fault(_numbers(word)) if flag.type in ("json", "json-or-text", "object") else None
-        said = f"`{name}` is `{word}`, which is not {EXAMPLES[flag.type]}" + (f" ({fault})" if fault else "")
-        return FlagProblem("value", said, f"give {_asks(flag)}")
+        message = f"`{name}` is `{word}`, which is not {EXAMPLES[flag.type]}" + (
+            f" ({fault})" if fault else ""
+        )
+        return FlagProblem("value", message, f"give {_asks(flag)}")
     compared = word.lower().replace("-", "_") if flag.type == "folded" else word
     if flag.type == "int" and flag.choices:
         compared = str(int(word))
@@ -402,12 +404,12 @@ def _numbers(word: str) -> str:
 def _key_problems(name: str, flag: Flag, path: list[str], value: Any) -> Iterator[FlagProblem]:
     """Yield the problems of a key of a flag, as in `compilation-config.mode`."""
     if flag.type not in ("json", "json-or-text", "object"):
-        said = f"--{flag.name} has no keys: it takes {_asks(flag)}"
-        yield FlagProblem("value", said, f"did you mean `{_spelled(name, flag.name)}`?", at_key=True)
+        message = f"--{flag.name} has no keys: it takes {_asks(flag)}"
+        yield FlagProblem("value", message, f"did you mean `{_spelled(name, flag.name)}`?", at_key=True)
         return
     if "" in path:
-        said = f"a key of `{name}` is empty"
-        yield FlagProblem("key", said, "write for example compilation-config.mode: 3", at_key=True)
+        message = f"a key of `{name}` is empty"
+        yield FlagProblem("key", message, "write for example compilation-config.mode: 3", at_key=True)
         return
     if value is None:
         return
@@ -421,21 +423,21 @@ def _key_problems(name: str, flag: Flag, path: list[str], value: Any) -> Iterato
 
 
 def _unknown_keys(
-    name: str, known: Mapping[str, Any], given: Mapping[str, Any], above: tuple[str, ...] = ()
+    name: str, known: Mapping[str, Any], values: Mapping[str, Any], above: tuple[str, ...] = ()
 ) -> Iterator[FlagProblem]:
     """Yield unknown keys of a configuration, at any depth, and values that are not among the choices.
 
     Args:
         above: the keys that lead to the given keys.
     """
-    for key, value in given.items():
+    for key, value in values.items():
         keys = (*above, key)
         if key not in known:
             close = difflib.get_close_matches(key, known, 1, 0.6)
             listed = f"it has {listing(known)}" if len(known) <= MOST_LISTED else "see vLLM's documentation"
-            said = f"did you mean `{close[0]}`?" if close else listed
+            suggestion = f"did you mean `{close[0]}`?" if close else listed
             message = f"`{name}`: the configuration has no key `{key}`"
-            yield FlagProblem("key", message, said, keys=keys, at_key=True)
+            yield FlagProblem("key", message, suggestion, keys=keys, at_key=True)
         elif isinstance(known[key], dict) and isinstance(value, dict):
             yield from _unknown_keys(name, known[key], value, keys)
         elif isinstance(known[key], list) and value is not None and str(value) not in known[key]:

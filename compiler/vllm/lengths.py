@@ -21,11 +21,11 @@ OTHER_CONFIG = ("hf-config-path", "config-format")
 
 def longest_request(model: Model | None, serve: Serve) -> int | None:
     """Return the largest max_model_len with which vLLM starts; None where it is not known."""
-    given = by_flag(serve.extra_args)
-    if model is None or any(name in given for name in OTHER_CONFIG):
+    flags = by_flag(serve.extra_args)
+    if model is None or any(name in flags for name in OTHER_CONFIG):
         return None
-    most = model.positions(_overrides(given))
-    if given.get("disable-sliding-window") is True and (seen := model.window) is not None:
+    most = model.positions(_overrides(flags))
+    if flags.get("disable-sliding-window") is True and (seen := model.window) is not None:
         return seen if most is None else min(most, seen)
     return most
 
@@ -35,12 +35,12 @@ def allows_longer(serve: Serve) -> bool:
     return serve.env.get(ALLOWED, "").lower() in ("1", "true")
 
 
-def _overrides(given: Mapping[str, Any]) -> dict[str, Any]:
+def _overrides(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of config.json that --hf-overrides replaces, whole or by --hf-overrides.KEY."""
-    whole = given.get("hf-overrides")
+    whole = flags.get("hf-overrides")
     whole = json_value(whole) if isinstance(whole, str) else whole
     keys: dict[str, Any] = dict(whole) if isinstance(whole, Mapping) else {}
-    for name, value in given.items():
+    for name, value in flags.items():
         if not name.startswith("hf-overrides."):
             continue
         _, *path, last = name.split(".")

@@ -93,11 +93,11 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
     @classmethod
-    def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+    def crosscheck(cls, values: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield violations of rules across keys. spec.load calls it whether or not each key is valid.
 
         Args:
-            given: the section as written in the file; any value may be of any type.
+            values: the section as written in the file; any value may be of any type.
         """
         yield from ()
 

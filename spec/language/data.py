@@ -175,16 +175,16 @@ class Source(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_path(cls, given: Any) -> Any:
-        return {"path": given} if isinstance(given, str) else given
+    def _from_path(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
 
 
-def _loss_of_format(given: dict[str, Any]) -> str:
-    return {"chat": "assistant", "text": "all"}.get(str(given.get("format", "chat")), "completion")
+def _loss_of_format(values: dict[str, Any]) -> str:
+    return {"chat": "assistant", "text": "all"}.get(str(values.get("format", "chat")), "completion")
 
 
-def _packs(given: dict[str, Any]) -> bool:
-    return given.get("format") not in ("preference", "unpaired_preference")
+def _packs(values: dict[str, Any]) -> bool:
+    return values.get("format") not in ("preference", "unpaired_preference")
 
 
 class Data(Section):
@@ -332,10 +332,10 @@ class Data(Section):
     def of(self, source: Source) -> Data:
         """Return the section as it applies to one of its sources."""
         names = ("format", "fields", "transform", "chat_template", "loss_on", "overlong")
-        own = {name: value for name in names if (value := getattr(source, name)) is not None}
-        if "loss_on" not in own and "loss_on" not in self.model_fields_set:
-            own["loss_on"] = _loss_of_format({"format": own.get("format", self.format)})
-        return self.model_copy(update=own)
+        of_source = {name: value for name in names if (value := getattr(source, name)) is not None}
+        if "loss_on" not in of_source and "loss_on" not in self.model_fields_set:
+            of_source["loss_on"] = _loss_of_format({"format": of_source.get("format", self.format)})
+        return self.model_copy(update=of_source)
 
     @property
     def formats(self) -> set[str]:

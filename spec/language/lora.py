@@ -117,8 +117,8 @@ Init = Annotated[
 ]
 
 
-def _alpha_of_rank(given: dict[str, Any]) -> float:
-    return float(given.get("rank", 1))
+def _alpha_of_rank(values: dict[str, Any]) -> float:
+    return float(values.get("rank", 1))
 
 
 class Lora(Section):

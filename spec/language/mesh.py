@@ -93,8 +93,8 @@ class Mesh(Section):
     )
 
     @classmethod
-    def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        if given.get("accelerator") is not None and given.get("topology") is not None:
+    def crosscheck(cls, values: Mapping[str, Any]) -> Iterator[Problem]:
+        if values.get("accelerator") is not None and values.get("topology") is not None:
             yield Problem(
                 E0107,
                 ("topology",),
@@ -102,7 +102,7 @@ class Mesh(Section):
                 "remove one of the two",
                 at_key=True,
             )
-        if given.get("accelerator") is None and given.get("topology") is None:
+        if values.get("accelerator") is None and values.get("topology") is None:
             yield Problem(
                 E0110,
                 (),
@@ -110,7 +110,7 @@ class Mesh(Section):
                 "accelerator: v5p-8",
                 at_key=True,
             )
-        axes = given.get("axes")
+        axes = values.get("axes")
         if not isinstance(axes, dict):
             return
         for name in axes:
@@ -241,9 +241,9 @@ class Xla(Section):
     )
 
     @classmethod
-    def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        flags = given.get("flags")
-        if given.get("scoped_vmem_kib") is not None and isinstance(flags, dict) and SCOPED_VMEM in flags:
+    def crosscheck(cls, values: Mapping[str, Any]) -> Iterator[Problem]:
+        flags = values.get("flags")
+        if values.get("scoped_vmem_kib") is not None and isinstance(flags, dict) and SCOPED_VMEM in flags:
             yield Problem(
                 E0107,
                 ("flags", SCOPED_VMEM),

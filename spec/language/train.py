@@ -11,12 +11,12 @@ from recipec.spec.codes import Code
 from recipec.spec.language.base import E0107, E0110, LARGEST, Problem, Section, distinct, field, section
 
 
-def _b2_of_optimizer(given: dict[str, Any]) -> float:
-    return 0.99 if given.get("name") in ("lion", "rmsprop") else 0.999
+def _b2_of_optimizer(values: dict[str, Any]) -> float:
+    return 0.99 if values.get("name") in ("lion", "rmsprop") else 0.999
 
 
-def _momentum_of_optimizer(given: dict[str, Any]) -> float:
-    return 0.95 if given.get("name") == "muon" else 0.0
+def _momentum_of_optimizer(values: dict[str, Any]) -> float:
+    return 0.95 if values.get("name") == "muon" else 0.0
 
 
 RATES = {
@@ -146,8 +146,8 @@ class Schedule(Section):
     )
 
     @classmethod
-    def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        if given.get("warmup_steps") is not None and given.get("warmup_ratio") is not None:
+    def crosscheck(cls, values: Mapping[str, Any]) -> Iterator[Problem]:
+        if values.get("warmup_steps") is not None and values.get("warmup_ratio") is not None:
             yield Problem(
                 E0107,
                 ("warmup_ratio",),
@@ -255,12 +255,12 @@ class FakeQuantization(Section):
     )
 
 
-def _loss_of_objective(given: dict[str, Any]) -> str:
-    return {"sft": "nll", "kto": "kto"}.get(str(given.get("objective")), "sigmoid")
+def _loss_of_objective(values: dict[str, Any]) -> str:
+    return {"sft": "nll", "kto": "kto"}.get(str(values.get("objective")), "sigmoid")
 
 
-def _epochs(given: dict[str, Any]) -> int | None:
-    return 1 if given.get("steps") is None else None
+def _epochs(values: dict[str, Any]) -> int | None:
+    return 1 if values.get("steps") is None else None
 
 
 class Train(Section):
@@ -524,8 +524,8 @@ class Train(Section):
     log: Log = section("What is recorded during training.", Log, {"every": 10}, compiled=False)
 
     @classmethod
-    def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        if given.get("steps") is not None and given.get("epochs") is not None:
+    def crosscheck(cls, values: Mapping[str, Any]) -> Iterator[Problem]:
+        if values.get("steps") is not None and values.get("epochs") is not None:
             yield Problem(
                 E0107,
                 ("steps",),
@@ -533,7 +533,7 @@ class Train(Section):
                 "remove one of the two, or write `epochs: null` when it comes from an extended file",
                 at_key=True,
             )
-        if "epochs" in given and given["epochs"] is None and given.get("steps") is None:
+        if "epochs" in values and values["epochs"] is None and values.get("steps") is None:
             yield Problem(E0110, ("epochs",), "neither `epochs` nor `steps` is given", "epochs: 1")
 
 
@@ -586,15 +586,15 @@ class Checkpoint(Section):
     )
 
     @classmethod
-    def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        local, every = given.get("local"), given.get("every_steps", 100)
-        own = local.get("every_steps", 10) if isinstance(local, Mapping) else None
-        if isinstance(own, int) and isinstance(every, int) and own >= every:
+    def crosscheck(cls, values: Mapping[str, Any]) -> Iterator[Problem]:
+        local, every = values.get("local"), values.get("every_steps", 100)
+        local_steps = local.get("every_steps", 10) if isinstance(local, Mapping) else None
+        if isinstance(local_steps, int) and isinstance(every, int) and local_steps >= every:
             yield Problem(
                 E1316,
                 ("local", "every_steps"),
-                f"with local checkpoints every {own} steps there are none between those of `directory` "
-                f"every {every}",
+                f"with local checkpoints every {local_steps} steps there are none between those of "
+                f"`directory` every {every}",
                 f"every_steps: {every // 2}" if every > 1 else "remove `local`",
             )
 
