@@ -151,12 +151,12 @@ E1173 = Code(
 
 def port(paths: Sequence[Path], asked: Asked) -> Ported:
     """Port the files of one run."""
-    files, found, asked = _read(paths, asked)
-    if has_errors(found):
-        return Ported(diagnostics=in_order(found))
+    files, problems_of_files, asked = _read(paths, asked)
+    if has_errors(problems_of_files):
+        return Ported(diagnostics=in_order(problems_of_files))
     recognized = recognize(files, asked.dialect)
     if not isinstance(recognized, Recognized):
-        return Ported(diagnostics=in_order([*found, *recognized]))
+        return Ported(diagnostics=in_order([*problems_of_files, *recognized]))
     dialect, sources = recognized.dialect, recognized.sources
     if asked.script and not dialects.KNOWN[dialect.NAME].scripts:
         message = f"--script is for TRL's files, and {sources.main.file} is a file of {dialect.TITLE}"
@@ -169,49 +169,51 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
         return Ported(diagnostics=problems)
     sources = replace(sources, main=renamed(sources.main, dialect.NAME))
     title = sources.main.script.tool if sources.main.script else dialect.TITLE
-    made = Ported(title, _names(sources), sources=sources)
-    made.read = found
+    ported = Ported(title, _names(sources), sources=sources)
+    ported.read = problems_of_files
     try:
         free = _without_bearing(sources, dialect, asked)
         ledger, used = _ledger(sources, dialect, asked, free)
         refused = [*ledger.diagnostics]
-        made.read += older_beside(ledger, dialect.NAME)
+        ported.read += older_beside(ledger, dialect.NAME)
         dialects.apply(dialect, ledger)
     except Refused as stop:
-        made.diagnostics = in_order([*found, stop.diagnostic])
-        return made
-    made.ledger = ledger
+        ported.diagnostics = in_order([*problems_of_files, stop.diagnostic])
+        return ported
+    ported.ledger = ledger
     _explain(ledger, free)
     for key in sorted(used.intersection(ledger.unread(ledger.sources.main))):
         ledger.exact(ledger.sources.main, key, note="what other keys refer to by this name")
-    made.read += say_unread(ledger, dialect, recognized=asked.dialect is None)
+    ported.read += say_unread(ledger, dialect, recognized=asked.dialect is None)
     if refused and not asked.partial:
         # Removed values may cause further errors, so those are not shown. Every key still has its row.
-        out = {each.path for each in refused}
-        ledger.findings = [each for each in ledger.findings if each.file or each.key not in out]
-        made.rows = rows(ledger, sources)
-        made.diagnostics = in_order([*made.read, *refused])
-        return made
+        out = {diagnostic.path for diagnostic in refused}
+        ledger.findings = [finding for finding in ledger.findings if finding.file or finding.key not in out]
+        ported.rows = rows(ledger, sources)
+        ported.diagnostics = in_order([*ported.read, *refused])
+        return ported
     folder = asked.place.parent
     obstacles = list(in_the_way(ledger.files, folder, asked.writes, asked.force))
     if has_errors(obstacles):
         return Ported(diagnostics=obstacles)
-    made.read += obstacles
+    ported.read += obstacles
     with in_place(ledger.files, folder, asked.force):
-        made.batch = _settle(ledger, sources.main, asked)
-    finish(made, asked)
-    return made
+        ported.batch = _settle(ledger, sources.main, asked)
+    finish(ported, asked)
+    return ported
 
 
-def finish(made: Ported, asked: Asked) -> None:
+def finish(ported: Ported, asked: Asked) -> None:
     """Write the recipe's text and the report from the ledger, and check the recipe."""
-    assert made.ledger is not None and made.sources is not None and made.batch is not None
-    given = made.ledger
+    assert ported.ledger is not None and ported.sources is not None and ported.batch is not None
     # Work on a copy, without the mesh's findings, so that another mesh can still be chosen.
     ledger = replace(
-        given, findings=[*given.findings], lines={**given.lines}, diagnostics=[*given.diagnostics]
+        ported.ledger,
+        findings=[*ported.ledger.findings],
+        lines={**ported.ledger.lines},
+        diagnostics=[*ported.ledger.diagnostics],
     )
-    mesh.tell(ledger, made.batch)
+    mesh.tell(ledger, ported.batch)
     body = recipe_text(ledger.lines, [])
     with in_place(ledger.files, asked.place.parent, asked.force):
         lowered = checked(body, asked.place)
@@ -223,14 +225,14 @@ def finish(made: Ported, asked: Asked) -> None:
     placed = [_moved_to_source(d, ledger, display(asked.place)) for d in kept]
     if not asked.partial and hindering([*errors, *placed]):
         # The recipe is not written, so findings on its own lines are of no use.
-        placed = [d for d in placed if d.severity == "error" or d.span is None or d.span.file in made.files]
-    made.missing = tuple(dict.fromkeys(map(_sentence, [*errors, *hindering(placed)])))
-    made.rows = rows(ledger, made.sources)
-    made.program = lowered.program
-    made.text = recipe_text(ledger.lines, _header(made))
-    lower = made.text.count("\n") - body.count("\n")
+        placed = [d for d in placed if d.severity == "error" or d.span is None or d.span.file in ported.files]
+    ported.missing = tuple(dict.fromkeys(map(_sentence, [*errors, *hindering(placed)])))
+    ported.rows = rows(ledger, ported.sources)
+    ported.program = lowered.program
+    ported.text = recipe_text(ledger.lines, _header(ported))
+    lower = ported.text.count("\n") - body.count("\n")
     placed = [moved(d, display(asked.place), lower) for d in placed]
-    made.diagnostics = in_order([*made.read, *ledger.diagnostics, *placed])
+    ported.diagnostics = in_order([*ported.read, *ledger.diagnostics, *placed])
 
 
 E1117 = Code(
@@ -248,13 +250,13 @@ def _read(paths: Sequence[Path], asked: Asked) -> tuple[list[Source], list[Diagn
         The files, the findings, and `asked` with the options that a script's command sets.
     """
     files: list[Source] = []
-    found: list[Diagnostic] = []
+    diagnostics: list[Diagnostic] = []
     seen: set[str] = set()
     taken: frozenset[Path] = frozenset()
-    for path in sorted(paths, key=lambda each: not is_command(each)):
+    for path in sorted(paths, key=lambda path: not is_command(path)):
         real = os.path.realpath(path)  # unlike Path.resolve, it accepts circular links
         if real in seen:
-            found.append(Diagnostic(E1117, f"{display(path)} is given twice", help="give it once"))
+            diagnostics.append(Diagnostic(E1117, f"{display(path)} is given twice", help="give it once"))
             continue
         seen.add(real)
         if path in taken:
@@ -267,25 +269,29 @@ def _read(paths: Sequence[Path], asked: Asked) -> tuple[list[Source], list[Diagn
                 script, devices = asked.script or command.script, asked.devices or command.devices
                 asked = replace(asked, dialect=command.dialect, script=script, devices=devices)
         elif path.suffix.lower() in SUFFIXES:
-            given, others = _arguments(paths)
-            source, problems = read_script(path, given, asked.trainer)
+            config, others = _arguments(paths)
+            source, problems = read_script(path, config, asked.trainer)
             files += [source] if source else []
-            if given is not None and source is not None and source.script and source.script.taken:
-                taken |= {given.path}
-                files = [each for each in files if each.path != given.path]
-                found += [each for each in others if each not in found]
+            if config is not None and source is not None and source.script and source.script.taken:
+                taken |= {config.path}
+                files = [file for file in files if file.path != config.path]
+                diagnostics += [problem for problem in others if problem not in diagnostics]
         else:
             source, problems = read(path)
             files += [typed(source)] if source else []
-        found += problems
-    return files, found, asked
+        diagnostics += problems
+    return files, diagnostics, asked
 
 
 def _arguments(paths: Sequence[Path]) -> tuple[Source | None, list[Diagnostic]]:
     """Return the only config among the paths, whose keys may be a script's arguments, with the findings."""
     configs = [path for path in paths if not is_command(path) and path.suffix.lower() not in SUFFIXES]
-    found = [(typed(source), problems) for path in configs for source, problems in [read(path)] if source]
-    runs = [one for one in found if role_of(one[0]) is None and isinstance(one[0].data, dict)]
+    sources = [(typed(source), problems) for path in configs for source, problems in [read(path)] if source]
+    runs = [
+        (source, problems)
+        for source, problems in sources
+        if role_of(source) is None and isinstance(source.data, dict)
+    ]
     return runs[0] if len(runs) == 1 else (None, [])
 
 
@@ -315,7 +321,7 @@ def _ledger(
 
     main = settled_of(sources.main, dialects.KNOWN[dialect.NAME].interpolates)
     others = {role: settled_of(source, interpolates=False) for role, source in sources.others.items()}
-    files = Sources(main.source, {role: each.source for role, each in others.items()})
+    files = Sources(main.source, {role: settled.source for role, settled in others.items()})
     folder = dialects.KNOWN[dialect.NAME].folder
     tpus = asked.accelerator.devices
     ledger = Ledger(
@@ -338,7 +344,11 @@ def _without_bearing(sources: Sources, dialect: Module, asked: Asked) -> Free:
     """Find the unreadable values without any effect: the recipe is the same without them."""
     bare, _ = _ledger(sources, dialect, asked)
     refused = zip(bare.findings, bare.diagnostics, strict=True)
-    notes = {(each.file, each.key): each.note for each, said in refused if said.code != E1108}
+    notes = {
+        (finding.file, finding.key): finding.note
+        for finding, diagnostic in refused
+        if diagnostic.code != E1108
+    }
     if not notes:
         return {}
     dialects.apply(dialect, bare)
@@ -354,17 +364,18 @@ def _without_bearing(sources: Sources, dialect: Module, asked: Asked) -> Free:
 def _explain(ledger: Ledger, free: Free) -> None:
     """Add to the findings on unreadable values without effect the reason why they were not read."""
     for (file, key), note in free.items():
-        for index, each in enumerate(ledger.findings):
-            if each.file == file and each.key in prefixes(key):
-                ledger.findings[index] = replace(each, note="; ".join(filter(None, (each.note, note))))
+        for index, finding in enumerate(ledger.findings):
+            if finding.file == file and finding.key in prefixes(key):
+                notes = "; ".join(filter(None, (finding.note, note)))
+                ledger.findings[index] = replace(finding, note=notes)
 
 
 def _settle(ledger: Ledger, main: Source, asked: Asked) -> mesh.Batch:
     """Set what no key of the source says: version, name, places and mesh. Return the source's batch."""
     ledger.set("recipe", VERSION)
     if "name" not in ledger.lines:
-        own = asked.writes and _slug(asked.place.stem) not in NEUTRAL
-        ledger.set("name", name_of(asked.place if own else main.path))
+        named_by_place = asked.writes and _slug(asked.place.stem) not in NEUTRAL
+        ledger.set("name", name_of(asked.place if named_by_place else main.path))
     _placed(ledger, asked.place.parent)
 
     def examine() -> list[Diagnostic]:
@@ -373,25 +384,25 @@ def _settle(ledger: Ledger, main: Source, asked: Asked) -> mesh.Batch:
     return mesh.choose(ledger, asked.accelerator, examine)
 
 
-def _header(made: Ported) -> list[str]:
+def _header(ported: Ported) -> list[str]:
     """Return the comment at the recipe's top."""
     lines = []
-    if made.missing:
+    if ported.missing:
         lines += ["PARTIAL: this recipe is not the run of its source. What is missing:"]
-        lines += [f"- {sentence}" for sentence in made.missing]
+        lines += [f"- {sentence}" for sentence in ported.missing]
         lines += [""]
-    names = ", ".join(Path(file).name for file in made.files)
-    lines.append(f"Ported by `recipe port` from {names} ({made.title}): {summary(made.rows)}.")
-    lost = [row for row in made.rows if row.verdict is Verdict.UNSUPPORTED]
+    names = ", ".join(Path(file).name for file in ported.files)
+    lines.append(f"Ported by `recipe port` from {names} ({ported.title}): {summary(ported.rows)}.")
+    lost = [row for row in ported.rows if row.verdict is Verdict.UNSUPPORTED]
     if lost:
         lines += ["", "Not taken over:"]
         lines += [f"- {row.key}: {row.note}" for row in lost]
     return lines
 
 
-def _sentence(found: Diagnostic) -> str:
-    place = f" ({Path(found.span.file).name}:{found.span.line})" if found.span else ""
-    return f"{found.message}{place}"
+def _sentence(diagnostic: Diagnostic) -> str:
+    place = f" ({Path(diagnostic.span.file).name}:{diagnostic.span.line})" if diagnostic.span else ""
+    return f"{diagnostic.message}{place}"
 
 
 def name_of(path: Path) -> str:
@@ -422,51 +433,55 @@ def hindering(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
     return [d for d in diagnostics if d.severity == "error"]
 
 
-def _moved_to_source(found: Diagnostic, ledger: Ledger, name: str) -> Diagnostic:
-    span = _key_of(found.path, ledger)
-    if found.code in (E0801, E0802):
-        key = next((each.key for each in ledger.findings if "model.id" in each.recipe), "")
+def _moved_to_source(diagnostic: Diagnostic, ledger: Ledger, name: str) -> Diagnostic:
+    span = _key_of(diagnostic.path, ledger)
+    if diagnostic.code in (E0801, E0802):
+        key = next((finding.key for finding in ledger.findings if "model.id" in finding.recipe), "")
         id = str(ledger.value("model.id"))
-        found = replace(found, help=way_out(id, key) or found.help)
-        if lacking(found, id):
-            close = re.match(r"did you mean `[^`]+`\? ", found.help or "")
+        diagnostic = replace(diagnostic, help=way_out(id, key) or diagnostic.help)
+        if lacking(diagnostic, id):
+            close = re.match(r"did you mean `[^`]+`\? ", diagnostic.help or "")
             way = "--add-model adds it from the hub, as `recipe models add` does; or"
             help = f"{close[0] if close else ''}{way} --set {key}=./checkpoint, a folder with its config.json"
-            found = replace(found, help=help)
-    if found.code == E0722:
-        key = next((each.key for each in ledger.findings if mesh.MICRO in each.recipe), "")
-        found = replace(found, help=f"--set {key}=2; the tool also compares the rows of a micro-batch")
-    if found.code == E1301:
+            diagnostic = replace(diagnostic, help=help)
+    if diagnostic.code == E0722:
+        key = next((finding.key for finding in ledger.findings if mesh.MICRO in finding.recipe), "")
+        diagnostic = replace(
+            diagnostic, help=f"--set {key}=2; the tool also compares the rows of a micro-batch"
+        )
+    if diagnostic.code == E1301:
         span = ledger.sources.main.place(ledger.folder)
-        found = replace(
-            found, help=f"--set {ledger.folder}=gs://bucket/run, a place that all hosts can reach"
+        diagnostic = replace(
+            diagnostic, help=f"--set {ledger.folder}=gs://bucket/run, a place that all hosts can reach"
         )
     if span is not None:
-        return replace(found, span=span)
-    return replace(found, span=replace(found.span, file=name) if found.span else None)
+        return replace(diagnostic, span=span)
+    return replace(diagnostic, span=replace(diagnostic.span, file=name) if diagnostic.span else None)
 
 
-def lacking(found: Diagnostic, id: str) -> bool:
+def lacking(diagnostic: Diagnostic, id: str) -> bool:
     """Return whether a finding says that the catalog lacks a model of the hub."""
-    return found.code == E0801 and "not in the catalog" in found.message and bool(HUB_ID.fullmatch(id))
+    return (
+        diagnostic.code == E0801 and "not in the catalog" in diagnostic.message and bool(HUB_ID.fullmatch(id))
+    )
 
 
 def _key_of(path: str, ledger: Ledger) -> Span | None:
     """Return the place of the key that sets a path of the recipe, or the closest section around it."""
     best: tuple[int, Span] | None = None
     for finding in ledger.findings:
-        for made in finding.recipe:
-            near = made == path or path.startswith((f"{made}.", f"{made}["))
-            if near and finding.span and (best is None or len(made) > best[0]):
-                best = (len(made), finding.span)
+        for target in finding.recipe:
+            near = target == path or path.startswith((f"{target}.", f"{target}["))
+            if near and finding.span and (best is None or len(target) > best[0]):
+                best = (len(target), finding.span)
     return best[1] if best else None
 
 
-def moved(found: Diagnostic, name: str, lines: int) -> Diagnostic:
+def moved(diagnostic: Diagnostic, name: str, lines: int) -> Diagnostic:
     """Move a finding in the recipe down by `lines`, the length of the comment at the recipe's top."""
-    if found.span is None or found.span.file != name:
-        return found
-    return replace(found, span=replace(found.span, line=found.span.line + lines))
+    if diagnostic.span is None or diagnostic.span.file != name:
+        return diagnostic
+    return replace(diagnostic, span=replace(diagnostic.span, line=diagnostic.span.line + lines))
 
 
 E1112 = Code(
@@ -555,21 +570,21 @@ def _placed(ledger: Ledger, folder: Path) -> None:
     """
     taken: dict[str, str] = {}
     for path in ("data.train", "data.eval"):
-        given = ledger.value(path)
-        if not isinstance(given, list):
+        entries = ledger.value(path)
+        if not isinstance(entries, list):
             continue
         notes = []
-        made = []
-        for entry in given:
+        reachable = []
+        for entry in entries:
             text = entry.get("path") if isinstance(entry, Mapping) else entry
             if isinstance(text, str) and escapes(text):
                 below = _below(text, folder) or taken.setdefault(text, _free(text, taken.values()))
                 notes += [f"put a copy of {text} next to the recipe, as {below}"] if text in taken else []
                 entry = {**entry, "path": below} if isinstance(entry, Mapping) else below
-            made.append(entry)
+            reachable.append(entry)
         note = "; ".join(dict.fromkeys(notes))
-        if made != given:
-            ledger.set(path, made, "; ".join(filter(None, (ledger.lines[path].comment, note))))
+        if reachable != entries:
+            ledger.set(path, reachable, "; ".join(filter(None, (ledger.lines[path].comment, note))))
         if note:
             ledger.amend(path, Verdict.EXACT, note)
 
