@@ -194,7 +194,7 @@ def _port_folder(
     """Port each file of the folders, and print one table."""
     runs = []
     for run in port_all(files, asked, target):
-        ported = run.made
+        ported = run.ported
         refusal = _strict(ported) if strict and ported.whole else None
         if ported.whole and run.target is not None and run.target.exists() and not asked.force:
             refusal = Diagnostic(E1112, f"{run.target} exists already", help="--force replaces it")
@@ -212,7 +212,7 @@ def _port_folder(
     if format == "json":
         print(to_json([run.to_dict() for run in runs]), end="")
     else:
-        rows = [(run.name, run.made.title or "-", run.result) for run in runs]
+        rows = [(run.name, run.ported.title or "-", run.result) for run in runs]
         table = Table(("file", "tool", "result"), rows, words=(1, 2))
         if format == "markdown":
             print("\n".join(markdown.table(table)))

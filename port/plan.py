@@ -41,7 +41,7 @@ W1118 = Code(
 )
 
 
-def plan(made: Ported, asked: Asked, search: Callable[[Program], Search]) -> None:
+def plan(ported: Ported, asked: Asked, search: Callable[[Program], Search]) -> None:
     """Put the best configuration into a port's recipe.
 
     Args:
@@ -50,27 +50,27 @@ def plan(made: Ported, asked: Asked, search: Callable[[Program], Search]) -> Non
     Raises:
         ArtifactError: nothing can be compiled.
     """
-    assert made.ledger is not None
+    assert ported.ledger is not None
     folder = asked.place.parent
     # The search reads the recipe again, and paths in it are relative to its folder, so write it there.
     with (
-        in_place(made.ledger.files, folder, asked.force),
+        in_place(ported.ledger.files, folder, asked.force),
         NamedTemporaryFile("w", suffix=".yaml", prefix=".port-", dir=folder, encoding="utf-8") as file,
     ):
-        file.write(made.text)
+        file.write(ported.text)
         file.flush()
         program = lower(load(Path(file.name)), planning=True).program
         if program is None:
             return
-        found = search(program)
-    choice = best(found.points)
+        searched = search(program)
+    choice = best(searched.points)
     if choice is None:
         message = "no compiled configuration fits the memory; the mesh is the choice of the checks"
         help = "ask for a larger --accelerator; `recipe plan` shows what takes the memory"
-        made.ledger.diagnostics.append(Diagnostic(W1118, message, "mesh.axes", help))
+        ported.ledger.diagnostics.append(Diagnostic(W1118, message, "mesh.axes", help))
     else:
-        _take(made.ledger, choice)
-    finish(made, asked)
+        _take(ported.ledger, choice)
+    finish(ported, asked)
 
 
 def best(points: Iterable[Point]) -> Choice | None:

@@ -163,10 +163,10 @@ def _with_format(source: NewData, usual: str, asking: bool) -> NewData:
     )
 
 
-def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:
+def _write(recipe: Made, target: Path, github: bool, pre_commit: bool) -> None:
     """Write the recipe and its other files, and print what was written and the next commands."""
     folder, top = target.parent, hooks.root(target.parent)
-    new: dict[Path, str] = {target: made.text}
+    new: dict[Path, str] = {target: recipe.text}
     replaced: dict[Path, str] = {}
     left: list[Path] = []
     if not (folder / SCHEMA).exists():
@@ -185,8 +185,8 @@ def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:
         if extended is not None:
             (new if present is None else replaced)[config] = extended
     written_files.write(new, replaced)
-    show([item for item in made.diagnostics if item.severity != "note"])
-    d = made.draft
+    show([item for item in recipe.diagnostics if item.severity != "note"])
+    d = recipe.draft
     tell(f"{target}: {TITLES[d.method]} on {d.accelerator.name}, rows of {d.length:,} tokens")
     for path in [path for path in new if path != target]:
         tell(f"{path}: written")
@@ -194,7 +194,7 @@ def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:
         tell(f"{path}: extended")
     for path in left:
         note(f"note: {path} exists with other content, and was not changed")
-    for few in (item for item in made.diagnostics if item.code == N0527):
+    for few in (item for item in recipe.diagnostics if item.code == N0527):
         note(f"note: {few.message}; {few.help}")
     if not d.sure:
         may = f"by calculation it may not fit {d.accelerator.name}"
