@@ -108,6 +108,9 @@ READ_BY_PORT = {
 }
 """The modules outside of spec/ that port/ imports. No package imports port/."""
 
+TESTING = {"tests", "unittest", "pytest"}
+"""What no package of the product imports; unittest also for its `mock`."""
+
 PRIVATE = re.compile(r"\bimport\b(?:[^\n(]*|\s*\([^)]*)\b_[^_]")
 """A statement that may import a private name."""
 
@@ -278,11 +281,11 @@ def said(importer: str, one: Import) -> str:
 @pytest.mark.parametrize(
     ("room", "strangers"),
     [
-        ("runtime", {"spec", "compiler", "port", "templates", "scripts", "tests"}),
-        ("spec", {"compiler", "port", "runtime", "templates", "scripts", "tests"}),
-        ("templates", {"spec", "compiler", "port", "runtime", "scripts", "tests"}),
-        ("compiler", {"port", "scripts", "tests"}),
-        ("port", {"scripts", "templates", "tests"}),
+        ("runtime", {"spec", "compiler", "port", "templates", "scripts", *TESTING}),
+        ("spec", {"compiler", "port", "runtime", "templates", "scripts", *TESTING}),
+        ("templates", {"spec", "compiler", "port", "runtime", "scripts", *TESTING}),
+        ("compiler", {"port", "scripts", *TESTING}),
+        ("port", {"scripts", "templates", *TESTING}),
         ("scripts", {"port", "tests"}),
     ],
 )

@@ -1,8 +1,13 @@
-"""Splash attention: the TPU's block-sparse kernel, over padded and packed rows.
+"""Causal attention within segments, over padded and packed rows: from all scores, or by the splash kernel.
 
-Tunix's own call of this kernel ignores masks, does not support packing, and uses blocks that do not fit a
-TPU's memory at a head size of 512. Here the kernel gets the segments. It never holds the [T, T] scores, and
+Splash attention is the TPU's block-sparse kernel. It gets the segments, never holds the [T, T] scores, and
 skips the blocks that the causal mask or the window leaves empty.
+
+Context parallelism splits the tokens of a row over the devices of the mesh axis cp. The last tokens of a row
+cost the most, because splash attention skips what the causal mask hides. For splash attention a row is
+therefore cut into twice as many pieces as there are devices. Each device takes one piece from the front and
+its mirror image from the back, so that all devices compute the same number of blocks. Queries stay in place;
+keys and values are gathered. Attention from all scores has the row's own order.
 """
 
 from __future__ import annotations
@@ -19,8 +24,8 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 from jax.interpreters import pxla
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from . import context
-from .partition_rules import TOKENS, row_axes
+from .layers import Batch, capped
+from .partition_rules import TOKENS, dealt_length, row_axes
 
 BLOCKS = (2048, 1024, 512, 256, 128)
 """Sizes of a block, in tokens. With larger blocks the kernel visits fewer of them, but computes more scores
@@ -44,48 +49,112 @@ RESIDUALS = "attention"
 """The name of the kernel's output and its row sums in jax.checkpoint's policies. If they are saved, the
 backward pass does not run the forward kernel again."""
 
-Attend = Callable[..., jax.Array]
-"""`splash` for a batch's segments: attend(q, k, v, window=None, softcap=None, sinks=None, parts=None)."""
-
 
 @dataclass(frozen=True)
-class Scores:
-    """What attention does with its scores, in addition to the softmax.
+class Scoring:
+    """What attention does with its scores, in addition to the mask and the softmax.
 
     Attributes:
         window: how many tokens a token sees, itself included; None for all earlier ones.
         softcap: s becomes tanh(s / softcap) * softcap; None for none.
         sinks: [N], for each query head an extra score without a value; None for none.
+        parts: int32[B, T], segments or parts of them: tokens see only tokens of the same part; None for
+            whole segments.
     """
 
     window: int | None = None
     softcap: float | None = None
     sinks: jax.Array | None = None
+    parts: jax.Array | None = None
 
 
-def attend_within(segment_ids: jax.Array, most: int | None = None) -> Attend:
-    """Bind `splash` to one batch, over the mesh that is in scope when a layer is traced.
+def attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, batch: Batch, scale: float, scoring: Scoring
+) -> jax.Array:
+    """Compute attention from all scores, or without a mask by the splash kernel.
 
-    Where tokens see only parts of a segment, the parts are passed as segments: `parts`, int32[B, T].
+    Args:
+        q: [B, T, N, H].
+        k, v: [B, T, K, H], K dividing N: query head n reads head n * K // N. Values may have another width.
+        scale: factor of the scores.
+        scoring: what attention does with the scores.
+
+    Returns:
+        [B, T, N, H] in q's dtype, with the values' width.
+    """
+    if batch.mask is not None:
+        return attend_by_scores(q, k, v, batch.mask, scale, scoring)
+    q = q if scale == 1 else q * scale
+    return splash_in_scope(q, k, v, batch.segment_ids, scoring, batch.attention_block)
+
+
+def attend_by_scores(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, scale: float, scoring: Scoring
+) -> jax.Array:
+    """Compute attention from its full scores, which are normalized in float32.
+
+    Args:
+        q: [B, T, N, H].
+        k, v: [B, T, K, H], K dividing N: query head n reads head n * K // N. Values may have another width.
+        mask: bool[B, T, T], what each token may see, by row, query and key.
+        scale: factor of the scores.
+        scoring: what attention does with the scores.
+
+    Returns:
+        [B, T, N, H] in q's dtype, with the values' width.
+    """
+    rows, length, heads, features = q.shape
+    grouped = q.reshape(rows, length, k.shape[2], -1, features)
+    scores = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k)
+    scores = scores if scale == 1 else scores * scale
+    if scoring.softcap is not None:
+        scores = capped(scores, scoring.softcap)
+    if scoring.window is not None and scoring.window < length:
+        place = jnp.arange(length)
+        mask = mask & (place[:, None] - place[None, :] < scoring.window)
+    if scoring.parts is not None:
+        mask = mask & (scoring.parts[:, :, None] == scoring.parts[:, None, :])
+    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
+    scores = scores.astype(jnp.float32)
+    if scoring.sinks is not None:
+        total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+        total = jnp.logaddexp(total, scoring.sinks.astype(jnp.float32).reshape(k.shape[2], -1, 1, 1))
+        weights = jnp.exp(scores - total).astype(v.dtype)
+    else:
+        weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("BKGTS,BSKH->BTKGH", weights, v).reshape(rows, length, heads, v.shape[-1])
+
+
+def chunks(segment_ids: jax.Array, positions: jax.Array, size: int) -> jax.Array:
+    """Number the chunks of all segments; the numbers of padding belong to no segment.
+
+    Args:
+        segment_ids: int32[B, T], 0 for padding.
+        positions: int32[B, T], from each segment's first token.
+        size: tokens of a chunk.
+
+    Returns:
+        int32[B, T].
+    """
+    most = positions.shape[1] // size + 1
+    return segment_ids * most + positions // size
+
+
+def splash_in_scope(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array,
+    scoring: Scoring,
+    most: int | None = None,
+) -> jax.Array:
+    """Compute `splash` over the mesh that is in scope when a layer is traced.
 
     Args:
         most: tokens of the largest block; None for MOST.
     """
-
-    def attend(
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: jax.Array | None = None,
-        parts: jax.Array | None = None,
-    ) -> jax.Array:
-        mesh = pxla.thread_resources.env.physical_mesh
-        ids, scores = segment_ids if parts is None else parts, Scores(window, softcap, sinks)
-        return splash(q, k, v, ids, scores, None if mesh.empty else mesh, most or MOST)
-
-    return attend
+    mesh = pxla.thread_resources.env.physical_mesh
+    return splash(q, k, v, segment_ids, scoring, None if mesh.empty else mesh, most or MOST)
 
 
 def splash(
@@ -93,22 +162,22 @@ def splash(
     k: jax.Array,
     v: jax.Array,
     segment_ids: jax.Array,
-    scores: Scores,
+    scoring: Scoring,
     mesh: Mesh | None,
     most: int = MOST,
 ) -> jax.Array:
-    """Compute causal attention within segments. Scores and sums are float32.
+    """Compute causal attention within segments. Scoring and sums are float32.
 
     Rows are split over the mesh's dcn and fsdp and heads over tp, each where it divides. Query head n uses
     key/value head n * K // N; nothing is repeated. A row is padded to a multiple of the block. Padding
     attends to padding, so that no row of scores is empty. Over cp each device has the queries of its tokens,
-    in the order of `context.deal`, and gathers all keys and values.
+    in the order of `deal`, and gathers all keys and values.
 
     Args:
         q: [B, T, N, H], multiplied by the attention's scale.
         k, v: [B, T, K, H], K dividing N.
         segment_ids: int32[B, T]; tokens of one segment lie together.
-        scores: what attention does with its scores.
+        scoring: what attention does with its scores.
         mesh: None for one device.
         most: tokens of the largest block.
 
@@ -122,12 +191,12 @@ def splash(
     def rows(x: jax.Array) -> jax.Array:
         return jnp.pad(x, ((0, 0), (0, extra), (0, 0), (0, 0))).swapaxes(1, 2)
 
-    static = {"window": scores.window, "softcap": scores.softcap, "interpret": not _on_tpu(mesh)}
+    static = {"window": scoring.window, "softcap": scoring.softcap, "interpret": not _on_tpu(mesh)}
     kernel = partial(_kernel, length=length + extra, **static, block=block, parts=parts)
-    sinks = None if scores.sinks is None else scores.sinks.astype(q.dtype)
-    operands = (rows(q), rows(k), rows(v), jnp.pad(segment_ids, ((0, 0), (0, extra))), sinks)
-    one = mesh is None
-    out = _attend(kernel(heads=q.shape[2]), *operands) if one else _sharded(kernel, mesh, *operands)
+    sinks = None if scoring.sinks is None else scoring.sinks.astype(q.dtype)
+    ids = segment_ids if scoring.parts is None else scoring.parts
+    operands = (rows(q), rows(k), rows(v), jnp.pad(ids, ((0, 0), (0, extra))), sinks)
+    out = _sharded(kernel, mesh, *operands) if mesh else _attend(kernel(heads=q.shape[2]), *operands)
     return out.swapaxes(1, 2)[:, :length]
 
 
@@ -179,8 +248,8 @@ def _sharded(
             k, v = (jax.lax.dynamic_slice_in_dim(x, head, 1, axis=1) for x in (k, v))
         if tokens is None:
             return _attend(local, q, k, v, ids, sinks)
-        k, v = (context.gather(x, 2) for x in (k, v))
-        return _attend(local, q, k, v, ids, sinks, context.gather(ids, 1))
+        k, v = (_gather(x, 2) for x in (k, v))
+        return _attend(local, q, k, v, ids, sinks, _gather(ids, 1))
 
     queries = PartitionSpec(rows, "tp" if split else None, tokens)
     keys = PartitionSpec(rows, "tp" if split and not shared else None, tokens)
@@ -235,10 +304,10 @@ def causal_mask(length: int, window: int | None = None, parts: int = 1) -> Any:
 
     Args:
         window: how many tokens a token sees, itself included; None for all earlier ones.
-        parts: devices that the row is dealt to (context.py).
+        parts: devices of cp, to which the row is dealt.
     """
     mask = _Causal(length, window)
-    mask.q_sequence = context.order(length, parts)
+    mask.q_sequence = token_order(length, parts)
     return mask
 
 
@@ -279,3 +348,49 @@ def _kernel(
             interpret=interpret,
         )
         return jax.tree.map(np.asarray, kernel)
+
+
+def token_devices() -> int:
+    """Return the number of devices in the mesh in scope that the tokens of a row are split over."""
+    return int(pxla.thread_resources.env.physical_mesh.shape.get(TOKENS, 1))
+
+
+def token_order(length: int, count: int) -> np.ndarray:
+    """Return int32[length]: for each token of the dealt row, its place in the original row.
+
+    Args:
+        length: of the dealt row.
+    """
+    pieces = np.arange(length, dtype=np.int32).reshape(2 * count, -1)
+    return np.stack([pieces[:count], pieces[count:][::-1]], 1).reshape(-1)
+
+
+def deal(x: jax.Array) -> jax.Array:
+    """Put the tokens of [B, T, ...] in the order in which the devices of cp hold them, with zeros at the end.
+
+    Everything computed from a batch is then in this order. Without cp it is the row's own order.
+    """
+    if (count := token_devices()) == 1:
+        return x
+    padding = dealt_length(x.shape[1], count) - x.shape[1]
+    x = jnp.pad(x, ((0, 0), (0, padding), *((0, 0) for _ in x.shape[2:])))
+    return x[:, token_order(x.shape[1], count)]
+
+
+def collect(x: jax.Array, length: int) -> jax.Array:
+    """Return [B, dealt tokens, ...] in the row's own order, [B, length, ...]."""
+    if (count := token_devices()) == 1:
+        return x
+    return x[:, np.argsort(token_order(x.shape[1], count))[:length]]
+
+
+def _gather(x: jax.Array, axis: int) -> jax.Array:
+    """Gather all tokens of an array that is split over cp, in the row's order. For use within jax.shard_map.
+
+    Args:
+        axis: the axis of the tokens.
+    """
+    front, back = jnp.split(x, 2, axis)
+    front = jax.lax.all_gather(front, TOKENS, axis=axis, tiled=True)
+    back = jnp.flip(jax.lax.all_gather(back, TOKENS, axis=axis), axis)
+    return jnp.concatenate([front, back.reshape(front.shape)], axis)

@@ -6,13 +6,13 @@ A DecoderArchitecture chooses its parts. It generates no text: there is no cache
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .attention import attend_within
+from .attention import Scoring, attend, chunks
 from .experts import Mixture
 from .families.base import CHUNKED
 from .families.description import Norm
@@ -27,7 +27,6 @@ from .layers import (
     Einsum,
     Embedder,
     Normalization,
-    capped,
     named,
     scaled,
     unit,
@@ -43,93 +42,6 @@ Turn = tuple[jax.Array, jax.Array]
 
 KeysAndValues = tuple[jax.Array, jax.Array]
 """Rotated keys [B, T, K, H] and values [B, T, K, H] of a layer."""
-
-
-class Seen(NamedTuple):
-    """Which tokens a layer's attention sees, in addition to its mask.
-
-    Attributes:
-        window: how many tokens a token sees, itself included; None for all that the mask allows.
-        softcap: scores s become softcap * tanh(s / softcap); None for none.
-        sinks: [N], for each head an extra score without a value; None for none.
-        parts: int32[B, T]: tokens see only tokens of the same part; None for a single part.
-    """
-
-    window: int | None = None
-    sinks: jax.Array | None = None
-    parts: jax.Array | None = None
-    softcap: float | None = None
-
-
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, batch: Batch, scale: float, seen: Seen) -> jax.Array:
-    """Compute attention from all scores, or without a mask by the splash kernel.
-
-    Args:
-        q: [B, T, N, H].
-        k, v: [B, T, K, H], K dividing N: query head n reads head n * K // N. Values may have another width.
-        scale: factor of the scores.
-        seen: further limits on what a token sees. For the kernel, parts are segments, or within them.
-
-    Returns:
-        [B, T, N, H] in q's dtype, with the values' width.
-    """
-    if batch.mask is not None:
-        return attend_by_scores(q, k, v, batch.mask, scale, seen)
-    kernel = attend_within(batch.segment_ids, batch.attention_block)
-    q = q if scale == 1 else q * scale
-    return kernel(q, k, v, seen.window, seen.softcap, seen.sinks, seen.parts)
-
-
-def attend_by_scores(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, scale: float, seen: Seen
-) -> jax.Array:
-    """Compute attention from its full scores, which are normalized in float32.
-
-    Args:
-        q: [B, T, N, H].
-        k, v: [B, T, K, H], K dividing N: query head n reads head n * K // N. Values may have another width.
-        mask: bool[B, T, T], what each token may see, by row, query and key.
-        scale: factor of the scores.
-        seen: further limits on what a token sees.
-
-    Returns:
-        [B, T, N, H] in q's dtype, with the values' width.
-    """
-    rows, length, heads, features = q.shape
-    grouped = q.reshape(rows, length, k.shape[2], -1, features)
-    scores = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k)
-    scores = scores if scale == 1 else scores * scale
-    if seen.softcap is not None:
-        scores = capped(scores, seen.softcap)
-    if seen.window is not None and seen.window < length:
-        place = jnp.arange(length)
-        mask = mask & (place[:, None] - place[None, :] < seen.window)
-    if seen.parts is not None:
-        mask = mask & (seen.parts[:, :, None] == seen.parts[:, None, :])
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
-    scores = scores.astype(jnp.float32)
-    if seen.sinks is not None:
-        total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-        total = jnp.logaddexp(total, seen.sinks.astype(jnp.float32).reshape(k.shape[2], -1, 1, 1))
-        weights = jnp.exp(scores - total).astype(v.dtype)
-    else:
-        weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("BKGTS,BSKH->BTKGH", weights, v).reshape(rows, length, heads, v.shape[-1])
-
-
-def chunks(segment_ids: jax.Array, positions: jax.Array, size: int) -> jax.Array:
-    """Number the chunks of all segments; the numbers of padding belong to no segment.
-
-    Args:
-        segment_ids: int32[B, T], 0 for padding.
-        positions: int32[B, T], from each segment's first token.
-        size: tokens of a chunk.
-
-    Returns:
-        int32[B, T].
-    """
-    most = positions.shape[1] // size + 1
-    return segment_ids * most + positions // size
 
 
 class Attention(Block):
@@ -191,8 +103,8 @@ class Attention(Block):
         if a.layer_types[self.layer] == CHUNKED and window is not None and window < x.shape[1]:
             parts = chunks(batch.segment_ids, batch.positions, window)
         sinks = None if self.sinks is None else self.sinks.get_value()
-        seen = Seen(window, sinks, parts, a.score_softcap)
-        out = attend(q, k, v, batch, a.attention_scale, seen)
+        scoring = Scoring(window, a.score_softcap, sinks, parts)
+        out = attend(q, k, v, batch, a.attention_scale, scoring)
         if gate is not None:
             out = out * jax.nn.sigmoid(gate)
         return constrain(self.o_proj(named(out, batch)), STREAM), (k, v) if a.lends_kv(self.layer) else None

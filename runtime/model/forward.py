@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ..sections import FakeQuantization
 from ..settings import ModelSettings
 from . import sharding
-from .context import collect, deal
+from .attention import collect, deal
 from .decoder import Decoder
 from .families import Architecture, Family
 from .families.base import Spec
@@ -107,7 +107,7 @@ class Forward:
 
     @property
     def dealt(self) -> bool:
-        """Whether tokens are in the order of `context.deal`, which balances splash attention."""
+        """Whether tokens are in the order of `attention.deal`, which balances splash attention."""
         return self.settings.attention == "splash"
 
     def logits(
@@ -131,7 +131,7 @@ class Forward:
         """Return [B, T, D], the hidden states after the final norm, which `head` turns into logits.
 
         The arguments are those of `logits`. If `dealt`, arguments and result are in the order of
-        `context.deal`.
+        `attention.deal`.
         """
         batch = Batch.of(positions, segment_ids)
         if self.dealt:

@@ -113,6 +113,17 @@ def row_axes(rows: int, axes: Mapping[str, int]) -> str | tuple[str, ...] | None
     return names if len(names) > 1 else names[0]
 
 
+PIECE = 128
+"""A piece of a row that is dealt to devices is a multiple of this many tokens: the smallest block of splash
+attention."""
+
+
+def dealt_length(length: int, count: int) -> int:
+    """Return the tokens of a row that is dealt to `count` devices of TOKENS (attention.py): two whole pieces
+    for each."""
+    return length if count == 1 else length + -length % (2 * count * PIECE)
+
+
 def divisible(shape: Sequence[int], spec: Sequence[str | None], axes: Mapping[str, int]) -> Spec:
     """Return a sharding without the axes that do not divide their dimension, or that the mesh lacks."""
     return tuple(

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..data.batches import TrainingData, eval_line, eval_losses
 from ..data.prompts import Prompts
 from ..metrics.run_report import Report
-from ..model import context
+from ..model.attention import collect, deal
 from ..model.forward import Forward
 from ..model.sharding import Rows
 from ..settings import TrainSettings
@@ -117,9 +117,9 @@ def jit_answers(
     def next_tokens(model: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
         rows = (tokens, places, (places < lengths[:, None]).astype(jnp.int32))
-        hidden = forward.hidden(model, *(map(context.deal, rows) if forward.dealt else rows))
+        hidden = forward.hidden(model, *(map(deal, rows) if forward.dealt else rows))
         if forward.dealt:
-            hidden = context.collect(hidden, tokens.shape[1])
+            hidden = collect(hidden, tokens.shape[1])
         newest = jnp.take_along_axis(hidden, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
         head = forward.head(model)
         return jnp.argmax(head.logits(newest, *head.placed(head.arrays))[:, 0], axis=-1).astype(jnp.int32)

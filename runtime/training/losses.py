@@ -18,7 +18,7 @@ from jax.interpreters import pxla
 from jax.sharding import PartitionSpec
 
 from ..model import sharding
-from ..model.context import collect, deal
+from ..model.attention import collect, deal
 from ..model.forward import Head
 from ..model.partition_rules import TOKENS
 from ..settings import TrainSettings
@@ -53,7 +53,7 @@ class Computed(Protocol):
 
     @property
     def dealt(self) -> bool:
-        """Whether the model takes and returns tokens in the order of `context.deal`."""
+        """Whether the model takes and returns tokens in the order of `attention.deal`."""
 
     def hidden(
         self, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array, /
@@ -223,7 +223,7 @@ class Chunks:
 
 
 def dealt(rows: Sequence[jax.Array]) -> Iterator[jax.Array]:
-    """Return arrays of rows in the order of `context.deal`."""
+    """Return arrays of rows in the order of `attention.deal`."""
     return map(deal, rows)
 
 

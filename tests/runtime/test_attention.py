@@ -18,9 +18,16 @@ from flax import nnx
 from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 from jax.sharding import AxisType
 
-from recipec.runtime.model import attention, context
-from recipec.runtime.model.attention import Scores, block_size, causal_mask, splash
-from recipec.runtime.model.context import order
+from recipec.runtime.model import attention
+from recipec.runtime.model.attention import (
+    Scoring,
+    block_size,
+    causal_mask,
+    collect,
+    deal,
+    splash,
+    token_order,
+)
 from recipec.runtime.model.sharding import shard_rows
 from recipec.runtime.training.losses import batch_loss, token_logps
 from tests import tiny
@@ -92,9 +99,9 @@ def test_splash_outputs_and_gradients_match_plain_attention(case: tuple[Any, ...
 
     def kernel(q: Any, k: Any, v: Any, sinks: Any) -> Any:
         with mesh or nullcontext():
-            dealt = map(context.deal, (q, k, v, jnp.asarray(ids)))
-            out = splash(*dealt, Scores(window, softcap, sinks if sunk else None), mesh)
-            return context.collect(out, length)
+            dealt = map(deal, (q, k, v, jnp.asarray(ids)))
+            out = splash(*dealt, Scoring(window, softcap, sinks if sunk else None), mesh)
+            return collect(out, length)
 
     def both(attend: Callable[..., Any]) -> Any:
         out, pull = jax.vjp(attend, q, k, v, sinks)
@@ -289,7 +296,7 @@ def test_context_parallel_log_probabilities_keep_token_order(tmp_path: Path) -> 
 
 def test_context_order_balances_causal_work_over_devices() -> None:
     for devices in (2, 3, 8):
-        places = order(2 * devices * 4, devices)
+        places = token_order(2 * devices * 4, devices)
         assert sorted(places) == list(range(2 * devices * 4))
         assert len({int(part.sum()) for part in np.split(places, devices)}) == 1
 
@@ -300,7 +307,7 @@ def test_causal_mask_blocks_match_the_splash_kernel_masks(window: int | None) ->
     mask = causal_mask(length, window, 3)
     shape = (length, length)
     own = kernels.CausalMask(shape) if window is None else kernels.LocalMask(shape, (window - 1, 0), 0)
-    own.q_sequence = order(length, 3)
+    own.q_sequence = token_order(length, 3)
     blocks = [slice(start, start + block) for start in range(0, length, block)]
     kinds = set()
     for one in ((queries, keys) for queries in blocks for keys in blocks):

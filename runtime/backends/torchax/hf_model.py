@@ -25,10 +25,10 @@ import warnings
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from ...errors import UserError
 from ...model import sharding
 from ...model.adapters import Adapter, LoraSettings, Matrices, build_adapters
-from ...model.attention import attend_within
+from ...model.attention import Scoring, splash_in_scope
 from ...model.families import Architecture, Family, family_of
 from ...model.families.base import Spec, text_config
 from ...model.forward import Head
@@ -617,7 +617,7 @@ def _splash(
     q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, how: _Scores, most: int | None
 ) -> jax.Array:
     """Compute the same as `_dot` with the TPU's kernel, which itself names the values to keep."""
-    return attend_within(segments, most)(q * how.scale, k, v, how.window, how.softcap)
+    return splash_in_scope(q * how.scale, k, v, segments, Scoring(how.window, how.softcap), most)
 
 
 def _visible(segment_ids: jax.Array, window: int | None) -> jax.Array:
@@ -672,14 +672,21 @@ class OwnHead(Head):
         env = torchax.default_env()
         tensors = env.j2t_iso({**self.rest, self.name: weight})
         states = env.j2t_iso(hidden)
-
-        def decoded(*_: Any, **__: Any) -> BaseModelOutputWithPast:
-            return BaseModelOutputWithPast(last_hidden_state=states)
-
-        decoder: Any = self.module.model
-        with mock.patch.object(decoder, "forward", decoded), env, torch.no_grad():
+        module = _with_states(self.module, states)
+        with env, torch.no_grad():
             out = torch.func.functional_call(
-                self.module, tensors, (), {"inputs_embeds": states, "use_cache": False}
+                module, tensors, (), {"inputs_embeds": states, "use_cache": False}
             )
             logits: jax.Array = env.t2j_iso(env.v2t_iso(out.logits))
         return logits.astype(jnp.float32)
+
+
+def _with_states(module: Any, states: Any) -> torch.nn.Module:
+    """Return a causal language model whose decoder returns these hidden states instead of computing them.
+
+    It is a shallow copy, which shares its weights with the model.
+    """
+    decoder, out = copy(module.model), copy(module)
+    decoder.forward = lambda *_, **__: BaseModelOutputWithPast(last_hidden_state=states)
+    out._modules = {**module._modules, PREFIX.rstrip("."): decoder}
+    return out

@@ -11,13 +11,13 @@ full logits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
+from accelerate.utils import extract_model_from_parallel
+from peft import PeftModel
 from torch.nn.functional import logsigmoid
-from transformers.models.mixtral import modeling_mixtral
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from ...settings import TrainSettings
 from ...training.objectives import OBJECTIVES
@@ -50,35 +50,38 @@ def _balanced(
 ) -> tuple[torch.Tensor, Tensors]:
     """Add, in training, the load-balancing loss of the piece's real tokens to an objective's loss.
 
-    TRL's fused head computes it with transformers' function. That function learns of padding only from an
-    attention mask, which rows of several samples cannot have.
+    TRL's fused head returns that loss of all tokens, unless it gets an attention mask, which rows of several
+    samples cannot have. So the routers' logits are taken from the decoder, whose output the head reads.
     """
-    losses: list[Any] = []
-
-    def asked(**inputs: Any) -> Any:
-        with mock.patch.object(modeling_mixtral, BALANCE, partial(_of_real, piece["real"])):
-            out = model(**inputs)
-        losses.append(out.aux_loss)
-        return out
-
-    total, more = loss(asked, own, piece, train)
     if not model.training:
-        return total, more
-    auxiliary = losses[0] * piece["share"]
+        return loss(model, own, piece, train)
+    decoder, routed = decoder_of(model), list[tuple[torch.Tensor, ...]]()
+
+    def observed(**inputs: Any) -> Any:
+        hook = decoder.register_forward_hook(lambda *call: routed.append(call[-1].router_logits))
+        try:
+            return model(**inputs)
+        finally:
+            hook.remove()
+
+    total, more = loss(observed, own, piece, train)
+    auxiliary = _load_balancing(decoder.config.get_text_config(), routed[0], piece["real"]) * piece["share"]
     return total + train.router_aux_loss_coef * auxiliary, {**more, "aux_loss": auxiliary.detach()}
 
 
-BALANCE = "load_balancing_loss_func"
-_balance = getattr(modeling_mixtral, BALANCE)
+def decoder_of(model: Any) -> Any:
+    """Return the decoder of a causal language model, without wrappers for several processes or adapters."""
+    inner: Any = extract_model_from_parallel(model)
+    return (inner.get_base_model() if isinstance(inner, PeftModel) else inner).base_model
 
 
-def _of_real(
-    real: torch.Tensor, logits: tuple[torch.Tensor, ...], experts: int, per_token: int, _: Any
-) -> Any:
+def _load_balancing(config: Any, logits: tuple[torch.Tensor, ...], real: torch.Tensor) -> Any:
     """Return transformers' load-balancing loss of the tokens that are not padding; 0 if all are padding."""
     if not bool(real.any()):
         return sum(layer.sum() for layer in logits) * 0.0
-    return _balance(logits, experts, per_token, real.to(torch.int64))
+    return load_balancing_loss_func(
+        logits, config.num_experts, config.num_experts_per_tok, real.to(torch.int64)
+    )
 
 
 def _log_probs(model: Any, piece: Mapping[str, Any]) -> torch.Tensor:
