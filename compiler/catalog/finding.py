@@ -60,7 +60,7 @@ class Model:
     Attributes:
         id: as in the recipe.
         title: for messages: "Gemma 4 31B".
-        family, architecture: describe Tunix's model.
+        family, architecture: describe the model.
         config: config.json; for a model of the catalog only the keys that the family reads.
         origin: "catalog", or the config.json that was read.
         chat: whether it is tuned for chat; None when only its config.json is known.

@@ -202,7 +202,7 @@ E0933 = Code(
 N0935 = Code(
     "N0935",
     "sharding rules with TorchAX",
-    cause="The rules name Tunix's arrays. Hugging Face's tensors join some dimensions of these arrays "
+    cause="The rules name train.py's arrays. Hugging Face's tensors join some dimensions of these arrays "
     "into one, which is split like the first of them.",
     cure="Nothing, if this is intended.",
 )
@@ -211,7 +211,7 @@ N0936 = Code(
     "N0936",
     "Adafactor with TorchAX",
     cause="Adafactor keeps sums over an array's two largest dimensions, and Hugging Face's arrays "
-    "have other shapes than Tunix's.",
+    "have other shapes than train.py's.",
     cure="Nothing, if the two runs need not be the same. Otherwise write `name: adamw`.",
 )
 
@@ -271,7 +271,7 @@ def check_torchax(program: Program) -> Iterator[Diagnostic]:
     """Yield what TorchAX cannot do of a recipe, or does differently from train.py."""
     recipe, lora, refuse = program.recipe, program.lora, partial(_refusal, "torchax")
     if recipe.train.optimizer.name == "muon":
-        reason = ": train.py's Muon knows only Tunix's arrays"
+        reason = ": train.py's Muon knows only its own arrays"
         yield refuse(E0920, reason, "train.optimizer.name", "name: adamw")
     if lora is not None and lora.kv == "shared":
         yield refuse(E0922, SHARED, "lora.kv", "kv: independent")
@@ -306,15 +306,15 @@ def check_torchax(program: Program) -> Iterator[Diagnostic]:
     if recipe.sharding.rules and program.family.tunix:
         yield Diagnostic(
             N0935,
-            "the rules name Tunix's arrays. Hugging Face's tensors join some dimensions of these arrays "
+            "the rules name train.py's arrays. Hugging Face's tensors join some dimensions of these arrays "
             "into one, which the TorchAX backend splits like the first of them",
             "sharding.rules",
         )
     if recipe.train.optimizer.name == "adafactor":
         yield Diagnostic(
             N0936,
-            "the TorchAX backend's Adafactor factors the matrix of each projection. In train.py some "
-            "projections form one array of three or four dimensions, and the steps differ a little",
+            "the TorchAX backend's Adafactor factors the matrix of each projection. In train.py a "
+            "projection is an array of up to four dimensions, and the steps differ a little",
             "train.optimizer.name",
         )
     yield from _of_both(program, "torchax")

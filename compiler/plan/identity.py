@@ -41,7 +41,7 @@ OF_A_COMPILE = (*("abstract", "depth", "kernels", "results", "schedule", "torus"
 def name(program: Program, job: Job) -> str:
     """Return the name of a job's result in the cache."""
     packages = versions(job.backend)
-    # Tunix's model is built from the architecture; transformers' is built from all of config.json.
+    # train.py's model is built from the architecture; transformers' is built from all of config.json.
     config = program.config if job.backend is Backend.TORCHAX else None
     outer = os.environ.get(FLAGS, "")
     return store.key(

@@ -104,9 +104,9 @@ class TrainedAdapters:
         settings: the recipe's `lora` section; if the adapters started from the base's weights, the settings
             of plain adapters that make the same change (`runtime.model.initial.plain`).
         adapters: their layout.
-        arrays: each adapter's Tunix arrays by its weight's path, in the order of Adapter.arrays.
+        arrays: each adapter's arrays by its weight's path, in the order of Adapter.arrays.
         parameters: the parameters that were trained whole, and the embedding's trained rows.
-        whole: their Tunix arrays by path.
+        whole: their arrays by path.
     """
 
     step: int
@@ -177,7 +177,7 @@ class TrainedWeights:
         record: the recipe.lock.json of the run.
         lock: its bytes.
         parameters: the parameters that were trained.
-        read: returns a parameter's Tunix array by its path.
+        read: returns a parameter's array by its path.
     """
 
     step: int
@@ -216,7 +216,7 @@ def replaced(
     """Return the trained value of each tensor that the parameters are made of, by its full name.
 
     Args:
-        read: returns a parameter's Tunix array by its path.
+        read: returns a parameter's array by its path.
         numbers: the embedding's rows that TOKEN_ROWS among the parameters replaces; if empty, those rows are
             a tensor of their own, as in PEFT.
     """
@@ -255,7 +255,7 @@ def embedding_of(base: HFCheckpoint) -> Source:
 
 
 def hugging_face(array: np.ndarray, source: Source) -> np.ndarray:
-    """Convert a tensor from Tunix's layout to Hugging Face's: the inverse of the conversion in `source`."""
+    """Convert a tensor from the model's layout to Hugging Face's: the inverse of `source`'s conversion."""
     return array.transpose(np.argsort(source.transpose)).reshape(source.shape)
 
 
@@ -438,7 +438,7 @@ def _recorded_adapters(base: HFCheckpoint, settings: LoraSettings) -> list[Adapt
 def restore_tree(
     path: str, check: Callable[[Mapping[str, tuple[int, ...]]], None] = lambda shapes: None
 ) -> dict[str, np.ndarray]:
-    """Return all leaves of a saved tree, by their paths in the Tunix model.
+    """Return all leaves of a saved tree, by their paths in the model.
 
     Args:
         check: gets the leaves' shapes before arrays are read: a few bytes in a damaged file can give a shape
@@ -471,7 +471,7 @@ class Leaves:
         path: of the tree.
 
     Attributes:
-        shapes: by the arrays' paths in the Tunix model.
+        shapes: by the arrays' paths in the model.
 
     Raises:
         UserError: when the tree cannot be read.

@@ -1,9 +1,9 @@
 """Compare samples of a merged folder's tensors with an independent computation.
 
 The expected value of each trained tensor comes from the run's own arrays, element by element, in float64.
-This uses nothing of the merge: neither its arithmetic nor its conversion of Tunix's arrays to Hugging Face's
-matrices. Each element of a merged tensor is looked up in Tunix's array by its index, as the base is loaded.
-The change by training is the product of the run's arrays over the whole rank axis.
+This uses nothing of the merge: neither its arithmetic nor its conversion of the model's arrays to Hugging
+Face's matrices. Each element of a merged tensor is looked up in the model's array by its index, as the base
+is loaded. The change by training is the product of the run's arrays over the whole rank axis.
 
 A tensor that training replaced has the replaced values, and of a quantized tensor the represented numbers are
 compared.
@@ -33,7 +33,7 @@ SINGLE_ROUNDING = 2.0**-24
 
 
 def places(source: Source, elements: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the places of a Hugging Face tensor's elements in Tunix's array: an index for each axis.
+    """Return the places of a Hugging Face tensor's elements in the model's array: an index for each axis.
 
     Args:
         elements: numbers of the elements in the order of the tensor's bytes.

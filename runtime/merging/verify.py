@@ -2,11 +2,11 @@
 
 It hashes the files first. Then it compares tensors with an independent computation
 (runtime.merging.sampling). If memory allows, it compares logits in float32 on a few fixed rows of tokens, in
-Tunix or, for models that it lacks, in transformers. Four models are compared: (1) what was trained: the base
-with its adapters, or all weights of a run without LoRA; (2) the base with the merge rule applied in memory,
-not rounded: tests the rule; (3) the same, rounded: shows the effect of rounding; (4) the merged checkpoint
-from its files, which will be served and has to equal (3). Adapters that were trained on quantized weights are
-merged into, and compared on, the weights before quantization.
+train.py's decoder or, for models without a family of their own, in transformers. Four models are compared:
+(1) what was trained: the base with its adapters, or all weights of a run without LoRA; (2) the base with the
+merge rule applied in memory, not rounded: tests the rule; (3) the same, rounded: shows the effect of
+rounding; (4) the merged checkpoint from its files, which will be served and has to equal (3). Adapters that
+were trained on quantized weights are merged into, and compared on, the weights before quantization.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class LogitDifferences:
 def logits_bytes(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights) -> int:
     """Return the memory that comparing logits takes on a CPU, in bytes.
 
-    Models are in memory one at a time, in float32. This counts 4 bytes for each element of Tunix's arrays
+    Models are in memory one at a time, in float32. This counts 4 bytes for each element of the model's arrays
     and of the adapters, twice the largest array, four times the logits of all rows, and SPARE. Measured:
     2.1 GB at 297 M parameters in 18 layers, for which this returns 3.1 GB.
     """
@@ -320,7 +320,7 @@ def _logits() -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Structure:
-    """A model without its arrays, as a key of JAX's cache: Tunix's configurations are not hashable."""
+    """A model without its arrays, as a key of JAX's cache, hashed by its type alone."""
 
     definition: Any
 

@@ -29,7 +29,6 @@ class Head:
         weight: [V, D] if the embedding serves as head, else [D, V].
         bias: [V], added to the product; None for none.
         tied: whether the embedding serves as head.
-        dtype: of the product and its operands; None for the type that the operands promote to.
         softcap: logits become softcap * tanh(logits / softcap); None for none.
         cap_dtype: the dtype of that computation; None for the product's.
         scale: factor of the logits.
@@ -40,7 +39,6 @@ class Head:
 
     weight: jax.Array
     tied: bool
-    dtype: Any
     softcap: float | None
     cap_dtype: Any
     scale: float = 1.0
@@ -52,7 +50,7 @@ class Head:
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
         """Return the weight and, if there is one, the bias, or the rows: a tied head has no bias."""
-        return self.weight, *(one for one in (self.bias, self.rows) if one is not None)
+        return self.weight, *(array for array in (self.bias, self.rows) if array is not None)
 
     @property
     def vocab_size(self) -> int:
@@ -68,21 +66,21 @@ class Head:
         return sharding.constrain_weight(arrays[0], self.spec), *arrays[1:]
 
     def logits(self, hidden: jax.Array, weight: jax.Array, *rest: jax.Array) -> jax.Array:
-        """Return float32[B, T, V], bit for bit as Tunix computes the logits.
+        """Return the logits, float32[B, T, V].
 
         Args:
             hidden: [B, T, D].
             weight, rest: `self.arrays`, placed for this product.
         """
-        dtype = self.dtype or jnp.promote_types(hidden.dtype, weight.dtype)
+        dtype = jnp.promote_types(hidden.dtype, weight.dtype)
         equation = "BTD,VD->BTV" if self.tied else "BTD,DV->BTV"
         operands = hidden.astype(dtype), weight.astype(dtype)
         if self.qat is not None and self.qat.head:
             operands = rounded_operands(equation, *operands, self.qat)
         logits = jnp.einsum(equation, *operands)
         if self.rows is not None:
-            own = jnp.einsum("BTD,ND->BTN", hidden.astype(dtype), rest[0].astype(dtype))
-            logits = logits.at[..., self.numbers].set(own, unique_indices=True)
+            trained = jnp.einsum("BTD,ND->BTN", hidden.astype(dtype), rest[0].astype(dtype))
+            logits = logits.at[..., self.numbers].set(trained, unique_indices=True)
         elif rest:
             logits = logits + rest[0].astype(dtype)
         if self.softcap is not None:
@@ -142,13 +140,12 @@ class Forward:
 
     def head(self, model: Decoder) -> Head:
         """Return the output head of a model: its own, or the embedding."""
-        a, own = model.config.architecture, getattr(model, "lm_head", None)
-        bias = getattr(own, "bias", None)
-        rows, numbers = (None if own is not None else trained_rows(model.embedder)) or (None, None)
+        a, head = model.config.architecture, getattr(model, "lm_head", None)
+        bias = getattr(head, "bias", None)
+        rows, numbers = (None if head is not None else trained_rows(model.embedder)) or (None, None)
         return Head(
-            weight=(model.embedder.input_embedding if own is None else own.w).get_value(),
-            tied=own is None,
-            dtype=None,
+            weight=(model.embedder.input_embedding if head is None else head.w).get_value(),
+            tied=head is None,
             softcap=a.logit_softcap,
             cap_dtype=jnp.float32 if self.family.caps_in_float32 else None,
             scale=a.logit_scale,

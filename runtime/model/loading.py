@@ -1,4 +1,4 @@
-"""Load a Tunix model with LoRA: each weight's shards are placed straight from a checkpoint."""
+"""Load a model with its adapters: each weight's shards are placed straight from a checkpoint."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Built:
     """A model and what it was built from.
 
     Attributes:
-        model: Tunix's. Its LoRAParams are trained, or, without LoRA, every nnx.Param.
+        model: the decoder. Its LoRAParams are trained, or, without LoRA, every nnx.Param.
         parameters: the base weights with their final shardings.
         adapters: in layer order, () without LoRA.
         whole: the parameters that are trained with the adapters, and the trained rows of the embedding.
@@ -96,7 +96,7 @@ def abstract_model(
         rules: the recipe's sharding rules.
 
     Raises:
-        UserError: when Tunix's parameters differ from the family's, or a rule does not fit.
+        UserError: when the decoder's arrays differ from the family's, or a rule does not fit.
     """
     if settings.attention == "splash" and not family.flash_attention:
         raise UserError(f"{family.name} has no splash attention here", "set model.attention to dot")
@@ -182,7 +182,7 @@ def build(
     unread = base.unused()
     if unread:
         print(
-            f"note: {len(unread)} text tensors of the checkpoint have no place in Tunix's model "
+            f"note: {len(unread)} text tensors of the checkpoint have no place in the model "
             f"and are not read: {', '.join(unread[:5])}{', ...' if len(unread) > 5 else ''}",
             file=sys.stderr,
         )
@@ -234,9 +234,9 @@ def _check_leaves(model: nnx.Module, parameters: Sequence[Parameter], adapters: 
     wrong = sorted(path for path in built.keys() | expected.keys() if built.get(path) != expected.get(path))
     path = wrong[0]
     raise UserError(
-        f"Tunix's model differs from what is expected of it in {len(wrong)} parameters: {path} is "
+        f"the decoder differs from its family's description in {len(wrong)} arrays: {path} is "
         f"{built.get(path, 'absent')}, expected {expected.get(path, 'none')}",
-        "this version of Tunix does not fit the runtime; install the artifact's requirements",
+        "this version of flax or Qwix does not fit the runtime; install the artifact's requirements",
     )
 
 

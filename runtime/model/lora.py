@@ -112,7 +112,7 @@ class AdapterProvider(ProductProvider):
             raise UserError(
                 f"{len(missing)} of {len(self._all)} adapters take no part in the model's "
                 f"computation, among them {min(missing)}",
-                "this version of Tunix or Qwix does not fit the runtime; install the artifact's requirements",
+                "this version of flax or Qwix does not fit the runtime; install the artifact's requirements",
             )
 
     def multiply(self, compute: Multiply, equation: str, x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -304,12 +304,7 @@ def attach(
     modules = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
     dtype = jnp.dtype(settings.dtype)
     for adapter in adapters:
-        module = modules.get(adapter.module)
-        if module is None:
-            raise UserError(
-                f"Tunix's model has no module {adapter.module}",
-                "install what requirements.txt says: it pins the Tunix that this was written for",
-            )
+        module = modules[adapter.module]
         for path, shape, spec in adapter.arrays:
             holder, _, name = path.rpartition(".")
             if holder != adapter.module:

@@ -1,11 +1,7 @@
 """The devices of a run (virtual ones on a CPU) as the recipe's mesh, and arrays that are split over them.
 
-Which axis splits which dimension is decided in partition_rules.py.
-
-Tunix's models annotate their activations through a helper. It does nothing if the first device is a CPU, and
-fails if a mesh axis does not divide a dimension. runtime.model.forward replaces it with `constrain`. That
-constrains on every platform, so that virtual devices run the program that TPUs run, and it leaves out an axis
-that does not divide its dimension.
+Which axis splits which dimension is decided in partition_rules.py. Virtual devices run the program that TPUs
+run: activations are constrained on every platform.
 """
 
 from __future__ import annotations
@@ -153,20 +149,21 @@ def _virtual_devices(count: int) -> None:
         return
 
 
-def constrain(x: jax.Array, spec: Sequence[str | None], eager: bool = False) -> jax.Array:
+def constrain(x: jax.Array, spec: Sequence[str | None]) -> jax.Array:
     """Constrain an activation to a sharding over the mesh that is in scope, if one is.
+
+    An axis that does not divide its dimension is left out.
 
     Args:
         x: any array whose first dimension is the batch's rows, and whose second is their tokens.
         spec: the mesh axis of each dimension. "fsdp" for rows includes slices. Tokens without an axis are
             split over cp.
-        eager: place a concrete array now instead of constraining a traced one.
     """
     mesh = pxla.thread_resources.env.physical_mesh
     if mesh.empty:
         return x
-    sharding = NamedSharding(mesh, PartitionSpec(*activation_axes(x, spec, mesh)))
-    return jax.device_put(x, sharding) if eager else jax.lax.with_sharding_constraint(x, sharding)
+    axes = PartitionSpec(*activation_axes(x, spec, mesh))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, axes))
 
 
 def activation_axes(x: jax.Array, spec: Sequence[str | None], mesh: Mesh) -> list[Any]:

@@ -1,7 +1,7 @@
 """Import a PEFT adapter (peft 0.21) as step 0 of a run, so that train.py --resume continues a GPU run.
 
 The artifact's recipe says which adapters the run trains. The PEFT adapter must have exactly those, with the
-same ranks and alphas. Its arrays are saved in Tunix's layout as if by train.py, next to the record of the
+same ranks and alphas. Its arrays are saved in the model's layout as if by train.py, next to the record of the
 recipe. There is no optimizer state and no data position: the step's metadata holds its origin
 (`resuming.IMPORTED`), and training begins with a new optimizer.
 """
@@ -149,7 +149,7 @@ def origin(adapter: PeftAdapter) -> dict[str, Any]:
 
 
 def arrays_of(peft_adapter: PeftAdapter, base: HFCheckpoint, settings: LoraSettings) -> dict[str, np.ndarray]:
-    """Return an adapter's arrays in lora.dtype, by the paths of Tunix's model.
+    """Return an adapter's arrays in lora.dtype, by the paths of the model.
 
     Args:
         peft_adapter: the result of `fitting`.

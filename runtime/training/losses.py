@@ -49,7 +49,7 @@ its logits are the third argument."""
 
 
 class Computed(Protocol):
-    """How a model is computed: runtime.model.forward's class for Tunix models, or another backend's class."""
+    """How a model is computed: runtime.model.forward's class in train.py, or another backend's class."""
 
     @property
     def dealt(self) -> bool:

@@ -1,4 +1,4 @@
-"""Record a Tunix run as a `runtime.training.trace.Trace`, for `train.py --trace FILE`."""
+"""Record a run of train.py as a `runtime.training.trace.Trace`, for `train.py --trace FILE`."""
 
 from __future__ import annotations
 

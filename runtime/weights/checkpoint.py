@@ -258,7 +258,7 @@ class HFCheckpoint:
             raise self._refused(fault)
 
     def unused(self) -> list[str]:
-        """Return text tensors that no parameter of the Tunix model uses, sorted, by full name."""
+        """Return text tensors that no parameter of the model uses, sorted, by full name."""
         used = {
             source.full_name(self.prefix)
             for parameter in self.family.parameters(self.architecture)

@@ -207,7 +207,7 @@ def test_planned_step_has_the_same_constraints_as_tunix_on_a_tpu(
 def test_constraint_count_falls_if_the_constrain_helper_does_nothing(
     program: Program, ours: Counter[str]
 ) -> None:
-    with constraining(lambda x, spec, eager=False: x):
+    with constraining(lambda x, spec: x):
         dropped = constraints(program)
     assert sum(dropped.values()) < sum(ours.values()) / 2
 
@@ -224,9 +224,9 @@ def tunix_on_a_tpu() -> Any:
     fake = mock.Mock(wraps=jax)
     fake.devices = lambda: [Tpu()]
 
-    def on_a_tpu(x: Any, spec: Any, eager: bool = False) -> Any:
+    def on_a_tpu(x: Any, spec: Any) -> Any:
         with mock.patch.object(sharding_utils, "jax", fake):
-            return shard(x, spec, eager)
+            return shard(x, spec, False)
 
     return constraining(on_a_tpu)
 

@@ -54,7 +54,7 @@ def fake(hidden: Any, head: Any) -> SimpleNamespace:
 
 
 def make_head(weight: Any, tied: bool = True, softcap: float | None = None) -> Any:
-    return Head(weight, tied, None, softcap, np.float32)
+    return Head(weight, tied, softcap, np.float32)
 
 
 def random(vocabulary: int = tiny.VOCAB, length: int = training.LENGTH) -> tuple[np.ndarray, np.ndarray]:

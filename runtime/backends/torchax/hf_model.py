@@ -145,7 +145,7 @@ class HfModel:
         weight = values[HEAD] if HEAD in values else values[f"{PREFIX}embed_tokens.weight"]
         scale = getattr(self.architecture, "logit_scale", 1.0)
         bias = values.get(HEAD.replace("weight", "bias"))
-        return Head(weight, True, None, softcap=self.softcap, cap_dtype=None, scale=scale, bias=bias)
+        return Head(weight, True, softcap=self.softcap, cap_dtype=None, scale=scale, bias=bias)
 
     @contextmanager
     def _adapters(self, enabled: bool) -> Iterator[None]:
@@ -185,7 +185,6 @@ class AsItIs(HfModel):
         return OwnHead(
             base[name],
             tied=True,
-            dtype=None,
             softcap=None,
             cap_dtype=None,
             module=self.module,
@@ -441,7 +440,7 @@ def _quiet() -> Iterator[None]:
 
 
 ROWS = ("fsdp", None, "tp")
-"""The sharding of hidden states [B, T, D], the same as Tunix's. Without it, XLA inserts many all-to-alls;
+"""The sharding of hidden states [B, T, D], the same as train.py's. Without it, XLA inserts many all-to-alls;
 with unsharded features, each device of tp would compute all norms and all of the adapters' A."""
 
 

@@ -1,8 +1,8 @@
-"""The sharding of transformers' weights over the mesh, which follows Tunix's arrays of the same weights.
+"""The sharding of transformers' weights over the mesh, which follows train.py's arrays of the same weights.
 
-A recipe's sharding rules name Tunix's arrays, such as [heads, features, head size]. A tensor of Hugging Face
-has some of these dimensions merged, such as [heads * head size, features]. A merged dimension takes the first
-mesh axis that its dimensions have.
+A recipe's sharding rules name train.py's arrays, such as [heads, features, head size]. A tensor of Hugging
+Face has some of these dimensions merged, such as [heads * head size, features]. A merged dimension takes the
+first mesh axis that its dimensions have.
 """
 
 from __future__ import annotations

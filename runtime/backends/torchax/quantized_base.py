@@ -1,7 +1,7 @@
 """QLoRA of transformers' model: the frozen weights of projections are stored as codes and scales.
 
 They are those of train.py's arrays (model/quantize.py): the same numbers in other shapes, because a tensor
-[out, in] of Hugging Face has some of Tunix's dimensions merged.
+[out, in] of Hugging Face has some of train.py's dimensions merged.
 """
 
 from __future__ import annotations

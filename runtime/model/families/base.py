@@ -1,6 +1,6 @@
 """What the compiler and the runtime know about a model family.
 
-Each family is one module in this package. From a checkpoint's config.json it tells which parameters Tunix's
+Each family is one module in this package. From a checkpoint's config.json it tells which arrays the
 model has, their shapes and shardings, and from which Hugging Face tensors each is made. Loading, LoRA,
 merging and the compiler's checks all read this one description. Nothing here imports jax or numpy, so that
 the compiler can use it on any machine.
@@ -62,7 +62,7 @@ TURN_MARKERS = {
 
 
 class UnsupportedCheckpoint(ValueError):
-    """A config.json that asks for something that this family's Tunix model does not support.
+    """A config.json that asks for something that this family's model does not support.
 
     Attributes:
         key: the config key at fault, "" for no single key.
@@ -197,9 +197,9 @@ EXPERT_INPUTS = (1,)
 
 @dataclass(frozen=True)
 class Source:
-    """One Hugging Face tensor, and how it becomes (a slice of) a Tunix parameter.
+    """One Hugging Face tensor, and how it becomes an array of the model, or a slice of one.
 
-    The Tunix array is `tensor.reshape(reshape).transpose(transpose)`. `name` is without the
+    The array is `tensor.reshape(reshape).transpose(transpose)`. `name` is without the
     checkpoint's prefix ("model.", "model.language_model.", ...); `whole` marks a tensor without a prefix
     ("lm_head.weight").
     """
@@ -225,10 +225,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One array of the Tunix model.
+    """One array of the model.
 
     Several sources are stacked along the axes of `stack`, the last axis varying fastest. A parameter without
-    a source has no tensor in the checkpoint, and Tunix never reads it: it is filled with zeros. `buffer`
+    a source has no tensor in the checkpoint, and the model never reads it: it is filled with zeros. `buffer`
     marks what transformers holds as a buffer, and so never trains. `wide` marks a parameter that is float32
     in a model of any dtype. `frozen` marks what `train.trainable_modules` leaves out.
     """
@@ -329,7 +329,7 @@ class Family(ABC):
     turn_markers: tuple[str, ...] = ()
     """The strings that open and close a turn in the family's chat template; () if its models differ."""
     caps_in_float32: bool = True
-    """Whether Tunix applies a soft-cap to the logits in float32, rather than in the product's dtype."""
+    """Whether a soft-cap applies to the logits in float32, rather than in the product's dtype."""
     scaled_embedding: bool = False
     """Whether transformers' embedding itself multiplies by `embedding_scale`."""
     eager: bool = False
@@ -338,7 +338,7 @@ class Family(ABC):
     """The tokens up to which transformers' torch code computes the model right, unless config.json has a
     `chunk_size`: it carries the state from chunk to chunk wrongly. 0 for any number."""
     tunix: bool = True
-    """Whether Tunix has the model; otherwise the TorchAX backend trains transformers' own."""
+    """Whether the backend tunix trains the model; otherwise only torchax does, by transformers' code."""
 
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls) and "model_types" not in vars(cls):
@@ -349,7 +349,7 @@ class Family(ABC):
         """Read a config.json, with or without a nested `text_config`.
 
         Raises:
-            UnsupportedCheckpoint: naming the key that Tunix's model does not support.
+            UnsupportedCheckpoint: naming the key that the model does not support.
         """
 
     def architecture_of(
@@ -396,7 +396,7 @@ class Family(ABC):
 
     @abstractmethod
     def parameters(self, architecture: Architecture) -> list[Parameter]:
-        """Return all arrays of the Tunix model, in layer order, with Tunix's default shardings."""
+        """Return all arrays of the model, in layer order, with their default shardings."""
 
     @abstractmethod
     def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
@@ -518,7 +518,7 @@ def softcap(config: Mapping[str, Any], key: str, default: float | None) -> float
 
 
 def built_in(config: Mapping[str, Any], key: str, value: object, model: str) -> None:
-    """Refuse a config.json that asks for another value than the one built into Tunix's model."""
+    """Refuse a config.json that asks for another value than the one built into the model."""
     given = as_written(config.get(key))
     if given is not None and given != value:
         raise UnsupportedCheckpoint(f"config.json: {key} is {given!r}; {model} supports only {value!r}", key)
