@@ -188,7 +188,7 @@ def test_refused_build_points_to_the_setting_and_writes_nothing(
     status, _, errors = recipe("--backend", "trl", "--set", "model.quantization=int8")
     assert status == 1 and not (tmp_path / "out").exists()
     assert "error[E0923]: --backend trl: bitsandbytes' int8 also quantizes activations" in errors
-    assert " --> --set:1:15\n" in errors and "help: quantization: nf4" in errors
+    assert " --> --set:1:20\n" in errors and "help: quantization: nf4" in errors
     status, _, _ = recipe("--set", "model.quantization=int8")
     assert status == 0
 
