@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.pages.document import (
@@ -67,8 +68,8 @@ LANES = ("core", "kernel", "wait", "links", "memory", "host", "loop")
 SHOWN, MOST_DRAWN, WAITS = 6, 512, 12
 """Rows of arrays that are shown before the rest is folded away; devices that are drawn at most, for equal
 slices; transfers that are listed as waits."""
-EXPOSED, WORKED, COLLECTIVES, KERNELS, TEMPORARIES = 4, 3, 4, 5, 2
-"""Rows of each table that a terminal shows; KERNELS includes the whole step."""
+EXPOSED, WORKED, COLLECTIVES, TEMPORARIES = 4, 4, 4, 2
+"""Rows of each table that a terminal shows."""
 ROUNDED = 1e-6
 """Share of a step below which the difference from the sum of its parts is rounding."""
 
@@ -133,6 +134,8 @@ def _figures(plan: Plan) -> list[Figure]:
 
     step = figure("Step of a micro-batch", estimate.seconds, ms)
     cost = figure(f"Cost of the run{_bound(plan)}", run.usd, usd)
+    if run.usd and run.usd_per_hour is not None:
+        cost = replace(cost, below=(*cost.below, f"{usd(run.usd_per_hour)} an hour"))
     used = (f"{gib(memory.used)} of {capacity(memory.available)}", left(memory))
     return [
         step if known else Figure(step.name, NOT_KNOWN, ("the compiler refused it",)),
@@ -152,18 +155,22 @@ def within(estimate: Estimate, value: float, write: Callable[[float], str], inve
 
 
 def _hardware(plan: Plan) -> list[tuple[str, str]]:
-    slices = f"{plural(plan.slices, 'slice')} of " if plan.slices > 1 else ""
     return [
         ("Model", plan.model),
-        ("Accelerator", plan.accelerator),
-        ("Compiled for", f"{slices}{plan.topology}"),
-        ("Mesh", f"{mesh_axes(plan.axes)} = {_devices(plan)}"),
-        ("Step of", plan.script),
+        ("Machine", plan.accelerator),
+        (
+            "Mesh",
+            f"{mesh_axes(plan.axes)} = {_devices(plan)}; a micro-batch is {_micro_batch(plan.estimate)}",
+        ),
     ]
 
 
 def _devices(plan: Plan) -> str:
     return f"{plural(plan.devices, 'device')} on {plural(plan.hosts, 'host')}"
+
+
+def _micro_batch(estimate: Estimate) -> str:
+    return f"{plural(estimate.rows, 'row')} of {number(estimate.row_length)} tokens"
 
 
 def _tokens(plan: Plan) -> str:
@@ -220,9 +227,10 @@ def _memory(estimate: Estimate) -> Section:
         words=(4,),
         label="HBM by part",
         bad=(len(rows) - 1,) if missing else (),
-        excerpt=Excerpt(len(rows), (0, 1, 2)),
+        excerpt=Excerpt(len(rows) - len(sums), (0, 1, 2)),  # the sum and what is left are among the figures
     )
-    blocks: list[Any] = [Plot("memory-parts", "", data, layout, 320, after=(parts,))]
+    against = f"HBM of one device by part, against the {capacity(memory.available)} that it has."
+    blocks: list[Any] = [Plot("memory-parts", "", data, layout, 320, what=against, after=(parts,))]
     if estimate.largest:
         largest = [
             (starred(temporary.name), temporary.shape, number(temporary.count), gib(temporary.bytes))
@@ -232,16 +240,15 @@ def _memory(estimate: Estimate) -> Section:
         origin = ("where it comes from", "shape", "arrays", "HBM")
         where = Table(origin, largest, words=(1,), excerpt=Excerpt(TEMPORARIES))
         blocks += [Text("The largest temporaries", "heading"), Text(alive, detail=True), where]
-    against = f"HBM of one device by part, against the {capacity(memory.available)} that it has."
-    return Section("memory", "Memory", (against,), blocks)
+    return Section("memory", "Memory", (), blocks)
 
 
 def _time(estimate: Estimate) -> Section:
-    rows = f"{plural(estimate.rows, 'row')} of {number(estimate.row_length)} tokens"
-    aside = (f"One micro-batch on one device, {rows}: forward, backward and the optimizer's update.",)
+    batch = _micro_batch(estimate)
+    what = f"One micro-batch on one device, {batch}: forward, backward and the optimizer's update."
     if not estimate.seconds:
         refused = Text("The compiler refused the step, and gives no time for what does not fit.", "")
-        return Section("time", "Time", aside, (refused,))
+        return Section("time", "Time", (), (refused,))
     parts = [(name, MEANT[name], seconds) for name, seconds in estimate.timeline.parts.items() if seconds]
     if abs(rest := estimate.seconds - estimate.timeline.seconds) > ROUNDED * estimate.seconds:
         parts.append(("by probes of such machines", "what their steps took longer or shorter", rest))
@@ -272,17 +279,15 @@ def _time(estimate: Estimate) -> Section:
         ],
         words=(3,),
         label="Time by part",
-        excerpt=Excerpt(len(parts) + 1, (0, 1, 2)),
+        excerpt=Excerpt(len(parts), (0, 1, 2)),
     )
     needs = (
         f"The model needs {flops(estimate.model_flops, 'FLOP')} of a device, recomputation not counted: at "
         f"the peak of {flops(estimate.peak_flops, 'FLOP/s')} that is {ms(peak)}, {percent(estimate.mfu)} of "
         "the estimate."
     )
-    plot = Plot("time-parts", "", data, layout, 370, after=(table,))
-    return Section(
-        "time", "Time", aside, (plot, Text(needs), *_waits(estimate), *_worked(estimate), *_drawn(estimate))
-    )
+    plot = Plot("time-parts", "", data, layout, 370, what=what, after=(table, Text(needs, detail=True)))
+    return Section("time", "Time", (), (plot, *_waits(estimate), *_worked(estimate), *_drawn(estimate)))
 
 
 def _waits(estimate: Estimate) -> Iterator[Block]:
@@ -307,20 +312,24 @@ def _waits(estimate: Estimate) -> Iterator[Block]:
 
 def _worked(estimate: Estimate) -> Iterator[Block]:
     """Yield the operations that the device works on longest, by name."""
-    operations = estimate.timeline.operations[:WAITS]
-    if not operations:
-        return
-    rows = [
-        (
-            starred(operation.name),
-            "products" if operation.products else "other",
-            number(operation.count),
-            ms(operation.seconds),
-        )
-        for operation in operations
+    work = [
+        *(
+            (
+                operation.seconds,
+                starred(operation.name),
+                "products" if operation.products else "other",
+                operation.count,
+            )
+            for operation in estimate.timeline.operations
+        ),
+        *((kernel.seconds, kernel.name, "kernel", kernel.count) for kernel in estimate.kernels),
     ]
+    if not work:
+        return
+    longest = sorted(work, key=lambda row: -row[0])[:WAITS]
+    rows = [(name, kind, number(count), ms(seconds)) for seconds, name, kind, count in longest]
     yield Text("What the device works on", "heading")
-    yield Text("Operations of all layers together, the longest first.", detail=True)
+    yield Text("Operations and kernels of all layers together, the longest first.", detail=True)
     head = ("weight and operation", "kind", "times", "takes")
     yield Table(head, rows, words=(0,), label="Longest work", excerpt=Excerpt(WORKED, (0, 2, 3)))
 
@@ -418,18 +427,16 @@ def _roofline(estimate: Estimate) -> Section:
     kernels = (
         "The kernels are added from their shapes, and their times are those of kernels that were measured."
     )
-    sentences = [Text(step), *([Text(kernels, detail=True)] if estimate.kernels else [])]
+    sentences = [Text(step), *([Text(kernels)] if estimate.kernels else [])]
     head = ("", "what", "times", "FLOPs", "HBM traffic", "FLOP a byte", "time", "speed", "of the peak")
-    rest = f"{ms(sum(seconds for *_, seconds in shown[KERNELS:]))} together"
-    excerpt = Excerpt(KERNELS, (1, 2, 3, 4, 6, 8), rest)
-    table = Table(head, rows, words=(1,), label="Points of the roofline", excerpt=excerpt)
+    table = Table(head, rows, words=(1,), label="Points of the roofline")
     after = (table, *sentences) if rows else (Text("There is no time to draw a point with.", ""),)
     reached = (
         "What a device reaches at the estimated times, against its peak and its memory's bandwidth. To the "
         f"left of the ridge, at {number(ridge)} FLOP a byte, memory is the limit."
     )
     plot = Plot("roofline-points", "", data, layout, 490, what=reached, after=after)
-    return Section("roofline", "Roofline", (), (plot,), detail=not rows)
+    return Section("roofline", "Roofline", (), (plot,), detail=True)
 
 
 def grid(fsdp: int, tp: int) -> int:
@@ -550,9 +557,9 @@ def _placed(plan: Plan, placements: Sequence[Placement]) -> list[Table]:
 
 def _collectives(plan: Plan) -> Section:
     estimate, between = plan.estimate, " or between slices (DCN)" if plan.slices > 1 else ""
-    exchanged = f"What devices exchange within a micro-batch, over the chips' own links (ICI){between}."
-    waits = (
-        "What the device waits for them is a part of its estimated time; the rest is hidden behind its work."
+    exchanged = (
+        f"What devices exchange within a micro-batch, over the chips' own links (ICI){between}. What the "
+        "device waits for them is a part of its estimated time; the rest is hidden behind its work."
     )
     collectives = sorted(estimate.collectives, key=lambda collective: -collective.bytes)
     rows = [
@@ -574,8 +581,8 @@ def _collectives(plan: Plan) -> Section:
     head = ("kind", "axes", "network", "times", "arrives at a device")
     excerpt = Excerpt(COLLECTIVES, (), rest)
     table = Table(head, rows, words=(1, 2), label="Collectives", excerpt=excerpt)
-    blocks = (table, Text(waits, detail=True)) if rows else (Text(none, ""),)
-    return Section("collectives", "Collectives", (exchanged,), blocks, detail=not estimate.seconds)
+    blocks = (table, Text(exchanged, detail=True)) if rows else (Text(none, ""),)
+    return Section("collectives", "Collectives", (), blocks, detail=not estimate.seconds)
 
 
 def _run(plan: Plan) -> Section:
@@ -586,19 +593,19 @@ def _run(plan: Plan) -> Section:
     estimate, run = plan.estimate, plan.run
     known, counted, bound = run.tokens_per_second > 0, run.source == "data", _bound(plan)
     million = run.usd_per_million_tokens
+    each = f" of {run.micro_batches} micro-batches" if run.steps and (run.micro_batches or 1) > 1 else ""
 
     def around(value: float | None, write: Callable[[float], str], inverse: bool = False) -> str:
         return within(estimate, value, write, inverse) if value else ""
 
     rows = [
-        (f"Optimizer steps{bound}", number(run.steps), ""),
-        ("Micro-batches a step", number(run.micro_batches), ""),
-        ("Price an hour", NO_PRICE if run.usd_per_hour is None else usd(run.usd_per_hour), ""),
+        (f"Optimizer steps{bound}", f"{number(run.steps)}{each}", ""),
         (
             "A million real tokens" if counted else "A million tokens, at least",
             usd(million),
             around(million, usd),
         ),
+        ("Price an hour", NO_PRICE if run.usd_per_hour is None else usd(run.usd_per_hour), ""),
         ("Real tokens a row" if counted else "Tokens a row, at most", number(run.tokens_per_row), ""),
         (
             _tokens(plan),
@@ -608,7 +615,7 @@ def _run(plan: Plan) -> Section:
         (f"Time{bound}", hours(run.hours), around(run.hours, hours)),
         (f"Cost{bound}", usd(run.usd), around(run.usd, usd)),
     ]
-    table = Table(("", "estimate", "within"), rows, label="The run", excerpt=Excerpt(4))
+    table = Table(("", "estimate", "within"), rows, label="The run", excerpt=Excerpt(2))
     return Section("run", "The run", (run.note,), (table,), detail=not estimate.seconds)
 
 
@@ -616,15 +623,22 @@ def _basis(plan: Plan) -> Section:
     """Say what was compiled, with which settings and versions."""
     estimate = plan.estimate
     layers = plural(estimate.layers, "layer")
-    whole = f"All {layers} were compiled to the end."
+    slices = f"{plural(plan.slices, 'slice')} of " if plan.slices > 1 else ""
+    step = f"of the step of {plan.script} were"
+    whole = f"All {layers} {step} compiled to the end for {slices}{plan.topology}."
     if estimate.compiled_layers != (estimate.layers,):
         whole = (
-            f"All {layers} were scheduled, and {estimate.compiled_layers[0]} were compiled to the end for "
-            "the times of their operations."
+            f"All {layers} {step} scheduled for {slices}{plan.topology}, and {estimate.compiled_layers[0]} "
+            "compiled to the end for the times of their operations."
         )
     origin = "came from the cache" if plan.cached else "took"
     came = f"this plan {origin}{'' if plan.cached else f' {duration(plan.seconds)}'}"
-    sentences = [whole, f"Compiling took {duration(estimate.compile_seconds)}, and {came}.", *plan.notes]
+    took = f"Compiling took {duration(estimate.compile_seconds)}, and {came}."
     settings = Facts(plan.settings.items(), "Settings", line=True)
-    versions = Facts(plan.versions.items(), "Versions", line=True)
-    return Section("basis", "What this rests on", (), (Items(sentences), settings, versions))
+    versions = Facts(plan.versions.items(), "Versions", line=True, detail=True)
+    return Section(
+        "basis",
+        "What this rests on",
+        (),
+        (Items([whole, *plan.notes]), Text(took, detail=not plan.cached), settings, versions),
+    )

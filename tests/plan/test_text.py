@@ -44,22 +44,18 @@ def search_text(program: Program, found: Search) -> str:
 FLAGSHIP = """\
 gemma4-31b-v5p8
   Model: google/gemma-4-31B-it
-  Accelerator: v5p-8: 4 chips (the number in its name counts TensorCores), topology 2x2x1, 95 GiB
-  each
-  Compiled for: v5p:2x2x1
-  Mesh: fsdp 4 x tp 1 = 4 devices on 1 host
-  Step of: train.py
+  Machine: v5p-8: 4 chips (the number in its name counts TensorCores), topology 2x2x1, 95 GiB each
+  Mesh: fsdp 4 x tp 1 = 4 devices on 1 host; a micro-batch is 4 rows of 3,072 tokens
   Step of a micro-batch: 1,294 ms; 1,165 ms to 1,553 ms
   Real tokens a second: 9,210; 7,675 to 10,233
   Model FLOPs utilization (MFU): 64.2 %; 53.5 % to 71.3 %
   HBM of a device: 76.3 %; 72.5 GiB of 95.0 GiB; 22.5 GiB free
   Run: 0.28 h; 0.25 h to 0.33 h
-  Cost of the run: US$4.67; US$4.20 to US$5.60
+  Cost of the run: US$4.67; US$4.20 to US$5.60; US$16.80 an hour
 Estimates: libtpu compiled the training step without a TPU, and nothing was measured on one. Of nine
 published runs the measured step took 0.90 to 1.20 times its estimate.
 
 Memory
-HBM of one device by part, against the 95.0 GiB that it has.
   part                              HBM  of the device
   base weights                 14.6 GiB         15.4 %
   adapters                      0.5 GiB          0.5 %
@@ -68,24 +64,18 @@ HBM of one device by part, against the 95.0 GiB that it has.
   padding                       0.1 GiB          0.1 %
   activations and temporaries  56.2 GiB         59.2 %
   code                          0.2 GiB          0.2 %
-  used                         72.5 GiB         76.3 %
-  headroom                     22.5 GiB         23.7 %
   The largest temporaries
     where it comes from       shape               arrays      HBM
     layers.*.mlp / gate_proj  bf16[1,3072,21504]      60  7.4 GiB
     layers.*.mlp / up_proj    bf16[1,3072,21504]      60  7.4 GiB
 
 Time
-One micro-batch on one device, 4 rows of 3,072 tokens: forward, backward and the optimizer's update.
-  part                     time  of the step
-  matrix products        900 ms       69.5 %
-  other operations       150 ms       11.6 %
-  custom kernels         145 ms       11.2 %
-  exposed collectives   90.0 ms        7.0 %
-  exposed copies        9.00 ms        0.7 %
-  estimate             1,294 ms      100.0 %
-  The model needs 381.2 TFLOP of a device, recomputation not counted: at the peak of 459.0 TFLOP/s
-  that is 831 ms, 64.2 % of the estimate.
+  part                    time  of the step
+  matrix products       900 ms       69.5 %
+  other operations      150 ms       11.6 %
+  custom kernels        145 ms       11.2 %
+  exposed collectives  90.0 ms        7.0 %
+  exposed copies       9.00 ms        0.7 %
   What the device waits for
     kind        weight or operation              takes  exposed
     all-gather  layers.*.mlp.up_proj.kernel     104 ms  60.0 ms
@@ -94,19 +84,11 @@ One micro-batch on one device, 4 rows of 3,072 tokens: forward, backward and the
   What the device works on
     weight and operation                                    times    takes
     layers.*.mlp.down_proj.kernel / dot_general (backward)     60   132 ms
-    layers.*.mlp / mul                                        120  7.50 ms
-
-Roofline
-  what                                times        FLOPs  HBM traffic      time  of the peak
-  the whole step                          1  405.7 TFLOP       1.7 TB  1,294 ms       68.3 %
-  splash_mha_fwd_segmented_residuals     60    7.4 TFLOP      26.1 GB   32.2 ms       50.1 %
-  splash_mha_dq_segmented                60   11.1 TFLOP      38.0 GB   48.4 ms       50.0 %
-  splash_mha_dkv_segmented               60   14.8 TFLOP      41.5 GB   64.5 ms       50.0 %
-  By the compiled program, loops counted in full, the step has 372.4 TFLOP, 811 ms at the peak, and
-  1.6 TB, 582 ms at the memory's bandwidth.
+    splash_mha_dkv_segmented                                   60  64.5 ms
+    splash_mha_dq_segmented                                    60  48.4 ms
+    splash_mha_fwd_segmented_residuals                         60  32.2 ms
 
 Collectives
-What devices exchange within a micro-batch, over the chips' own links (ICI).
   kind            axes  network  times  arrives at a device
   all-gather      fsdp  ICI        854             118.4 GB
   reduce-scatter  fsdp  ICI        840             490.0 MB
@@ -116,17 +98,14 @@ The run
 10,000 samples of data/train.jsonl packed into 3,096 rows that are 97 % full.
                          estimate                within
   Optimizer steps             774
-  Micro-batches a step          1
-  Price an hour          US$16.80
   A million real tokens  US$0.507  US$0.456 to US$0.608
 
 What this rests on
-  - All 60 layers were scheduled, and 6 were compiled to the end for the times of their operations.
-  - Compiling took 81 s, and this plan took 96 s.
+  - All 60 layers of the step of train.py were scheduled for v5p:2x2x1, and 6 compiled to the end
+    for the times of their operations.
   - Every layer's keys and values of the ten global layers are one array.
   Settings: mesh.axes {fsdp: 4, tp: 1}, train.micro_batch_size 1, remat.policy none, model.attention
   splash, model.attention_block null, train.global_batch_size 4, xla.profile auto
-  Versions: recipec 0.1.0, jax 0.10.2, libtpu 0.0.43, google-tunix 0.1.7
 """
 
 
@@ -141,9 +120,9 @@ ALL = [
 
 
 @pytest.mark.parametrize("plan", ALL, ids=range(len(ALL)))
-def test_plan_text_fits_90_lines_of_100_columns(plan: plans.Plan) -> None:
+def test_plan_text_fits_66_lines_of_100_columns(plan: plans.Plan) -> None:
     lines = text(plan).splitlines()
-    assert len(lines) <= 90 and max(map(len, lines)) <= 100
+    assert len(lines) <= 66 and max(map(len, lines)) <= 100
     assert lines == [line.rstrip() for line in lines]
 
 
@@ -151,16 +130,16 @@ def test_text_of_a_too_large_step_shows_the_missing_memory() -> None:
     shown = text(plans.too_large())
     needs = "A device would need 128.7 GiB of HBM and has 95.0 GiB: 33.7 GiB too much."
     assert f"It does not fit. {needs}\n" in shown
-    assert re.search(r"\n  used +128.7 GiB +135.5 %\n  missing +33.7 GiB +35.5 %\n", shown)
+    assert "  HBM of a device: 135.5 %; 128.7 GiB of 95.0 GiB; 33.7 GiB too much\n" in shown
     assert "headroom" not in shown
 
 
 def test_a_refused_step_is_printed_without_a_time() -> None:
     shown = text(plans.refused())
-    assert "missing" in shown and "The largest temporaries" in shown
+    assert "GiB too much" in shown and "The largest temporaries" in shown
     assert "The compiler refused the step, and gives no time for what does not fit.\n" in shown
     assert "Step of a micro-batch: not known; the compiler refused it\n" in shown
-    for absent in ("Roofline", "The run", "Collectives"):
+    for absent in ("The run", "Collectives"):
         assert f"\n{absent}\n" in text(plans.flagship()) and f"\n{absent}\n" not in shown
 
 
@@ -187,9 +166,9 @@ def test_a_machine_without_a_price_is_printed_without_a_cost() -> None:
 
 def test_text_of_two_slices_shows_hosts_and_dcn_collectives() -> None:
     shown = text(plans.sliced())
-    assert "  Mesh: dcn 2 x fsdp 32 x tp 4 = 256 devices on 64 hosts\n" in shown
-    assert "  Compiled for: 2 slices of v5p:4x4x8\n" in shown
-    assert "One micro-batch on one device, 64 rows of 3,072 tokens" in shown
+    mesh = "dcn 2 x fsdp 32 x tp 4 = 256 devices on 64 hosts; a micro-batch is 64 rows of 3,072 tokens"
+    assert f"  Mesh: {mesh}\n" in shown
+    assert " scheduled for 2 slices of v5p:4x4x8, " in shown
     assert "  all-reduce          dcn           DCN         61               4.4 GB\n" in shown
     assert "  collective-permute  other groups  ICI         12             200.0 MB\n" in shown
 
@@ -197,8 +176,8 @@ def test_text_of_two_slices_shows_hosts_and_dcn_collectives() -> None:
 def test_text_says_if_all_layers_were_compiled_and_if_cached() -> None:
     exact = replace(ESTIMATE, compiled_layers=(60,), timeline=Timeline(products=1.2941), kernels=())
     shown = text(replace(plans.flagship(), estimate=exact, cached=True, seconds=1.26))
-    assert "- All 60 layers were compiled to the end.\n" in shown
-    assert "- Compiling took 81 s, and this plan came from the cache.\n" in shown
+    assert "- All 60 layers of the step of train.py were compiled to the end for v5p:2x2x1.\n" in shown
+    assert "  Compiling took 81 s, and this plan came from the cache.\n" in shown
     for absent in ("custom kernels", "exposed", "waits"):
         assert absent not in shown
 
@@ -211,7 +190,7 @@ def test_text_shows_the_time_that_probes_of_such_machines_add() -> None:
 
 def test_text_shows_the_micro_batches_of_an_optimizer_step() -> None:
     shown = text(replace(plans.flagship(), run=replace(plans.RUN, steps=1244, micro_batches=8)))
-    assert re.search(r"\n  Optimizer steps +1,244\n  Micro-batches a step +8\n", shown)
+    assert re.search(r"\n  Optimizer steps +1,244 of 8 micro-batches\n", shown)
 
 
 def test_text_truncates_long_tables_and_wraps_long_names() -> None:
@@ -224,7 +203,7 @@ def test_text_truncates_long_tables_and_wraps_long_names() -> None:
         largest=(Temporary("layers.{}." + "deep." * 30, "f32[8]", 1, 2**30),),
     )
     shown = text(replace(plans.flagship(), estimate=estimate))
-    assert "  and 5 more, 5.0 GB together\n" in shown and "  and 3 more, 30.0 ms together\n" in shown
+    assert "  and 5 more, 5.0 GB together\n" in shown and "kernel2" in shown and "kernel3" not in shown
     assert "weight3" in shown and "weight4" not in shown and "  and 4 more, 80.0 ms together\n" in shown
     name = [line for line in shown.splitlines() if "deep." in line]
     folded = "".join(line[4:].split("  ")[0] for line in name)
