@@ -57,7 +57,7 @@ def resolve_specs(
         ValueError: naming the first dimension, when `on_indivisible` is "error".
     """
     if on_indivisible == "error":
-        for parameter in apply_rules(parameters, rules):
+        for parameter in apply_rules(parameters, rules, axes):
             if misfit := indivisible(parameter.path, parameter.shape, parameter.spec, axes):
                 raise ValueError(str(misfit[0]))
     return resolved(parameters, rules, axes)

@@ -165,7 +165,7 @@ class Facts:
             ranks = {len(p.shape) for p in self.defaults if pattern.fullmatch(p.path)}
             if len(set(axes)) == len(axes) and ranks <= {len(spec)}:
                 fitting.append((match, spec))
-        return apply_rules(self.defaults, fitting)
+        return apply_rules(self.defaults, fitting, self.axes)
 
 
 def gather(recipe: Recipe, source: Path) -> tuple[Facts, list[Diagnostic]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .families.base import Parameter, Spec
+from .families.base import EXPERTS, Parameter, Spec
 
 Rule = tuple[str, Spec]
 """A regular expression over a whole parameter path, and the sharding of what it matches."""
@@ -34,16 +34,37 @@ class Placement:
         return cls(dict(recorded["axes"]), tuple(rules))
 
 
-def apply_rules(parameters: Sequence[Parameter], rules: Sequence[Rule]) -> tuple[Parameter, ...]:
-    """Give each parameter the sharding of the first rule that matches its whole path."""
-    if not rules:
-        return tuple(parameters)
+def apply_rules(
+    parameters: Sequence[Parameter], rules: Sequence[Rule], axes: Mapping[str, int]
+) -> tuple[Parameter, ...]:
+    """Give each parameter the sharding of the first rule that matches its whole path, or else its default.
+
+    Args:
+        parameters: with the family's default shardings.
+        axes: size of each mesh axis.
+    """
     compiled = [(re.compile(pattern), tuple(spec)) for pattern, spec in rules]
     out = []
     for parameter in parameters:
-        spec = next((spec for pattern, spec in compiled if pattern.fullmatch(parameter.path)), parameter.spec)
+        ruled = (spec for pattern, spec in compiled if pattern.fullmatch(parameter.path))
+        spec = next(ruled, _whole_experts(parameter, axes))
         out.append(parameter if spec == parameter.spec else replace(parameter, spec=spec))
     return tuple(out)
+
+
+def _whole_experts(parameter: Parameter, axes: Mapping[str, int]) -> Spec:
+    """Return a parameter's default sharding. Where ep does not split a layer's experts, fsdp does.
+
+    A device then holds whole experts. If fsdp splits the inputs of every expert instead, each array that
+    was gathered is copied into another layout: 0.35 GiB a layer more for Gemma 4 26B-A4B on fsdp 4, and a
+    step that takes 8 % longer (estimates of `recipe plan`).
+    """
+    spec = parameter.spec
+    if not EXPERTS.search(parameter.path) or axes.get("ep", 1) > 1 or "fsdp" not in spec:
+        return spec
+    if parameter.shape[0] % shards("fsdp", axes):
+        return spec
+    return ("fsdp", *(None if axis == "fsdp" else axis for axis in spec[1:]))
 
 
 def resolved(
@@ -61,7 +82,7 @@ def resolved(
         axes: devices along each mesh axis.
     """
     out = []
-    for parameter in apply_rules(parameters, rules):
+    for parameter in apply_rules(parameters, rules, axes):
         spec = divisible(parameter.shape, parameter.spec, axes)
         out.append(replace(parameter, spec=spec) if spec != parameter.spec else parameter)
     return tuple(out)

@@ -48,3 +48,21 @@ def test_indivisible_dimension_is_an_error_or_is_replicated() -> None:
 
 def test_an_axis_that_the_mesh_lacks_splits_nothing() -> None:
     assert indivisible("x", (5,), ("tp",), {"fsdp": 2}) == []
+
+
+@pytest.mark.parametrize(
+    ("axes", "gate_up"),
+    [
+        ({"fsdp": 4, "tp": 2}, ("fsdp", None, None, "tp")),
+        ({"fsdp": 2, "cp": 2, "ep": 1}, ("fsdp", None, None, None)),  # fsdp includes cp
+        ({"fsdp": 2, "ep": 4}, ("ep", "fsdp", None, None)),
+        ({"fsdp": 16, "tp": 2}, (None, "fsdp", None, "tp")),  # 16 devices do not divide 8 experts
+    ],
+)
+def test_fsdp_splits_whole_experts_where_ep_does_not(
+    axes: dict[str, int], gate_up: tuple[str | None, ...]
+) -> None:
+    experts = Parameter("layers.0.mlp.experts.gate_up", (8, 32, 2, 6), ("ep", "fsdp", None, "tp"), ())
+    assert resolve_specs([experts], [], axes, "replicate")[0].spec == gate_up
+    rule = (".*experts.*", (None, "fsdp", None, None))
+    assert resolve_specs([experts], [rule], axes, "replicate")[0].spec == rule[1]
