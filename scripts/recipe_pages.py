@@ -50,14 +50,8 @@ are list prices; tpu7x has none. A recipe's `cost.train_usd_per_hour` sets your 
 
 EARLIER = frozenset(
     (
-        *("gemma3-12b-v5e8", "gemma3-27b-tpu7x8", "gemma3-4b-full-v6e8", "gemma4-26b-a4b-experts-v5p8"),
-        *(
-            "gemma4-26b-a4b-qlora-v6e4",
-            "gemma4-26b-a4b-v5p8",
-            "gemma4-31b-128k-v5p16",
-            "gemma4-31b-int8-v5p8",
-        ),
-        *("gemma4-31b-paper", "gemma4-31b-qlora-v6e8", "gemma4-31b-v5p8", "gemma4-e4b-v5e8"),
+        *("gemma3-27b-tpu7x8", "gemma3-4b-full-v6e8", "gemma4-26b-a4b-qlora-v6e4", "gemma4-31b-128k-v5p16"),
+        *("gemma4-31b-int8-v5p8", "gemma4-31b-paper", "gemma4-31b-qlora-v6e8"),
     )
 )
 """Recipes whose record is of their step by Tunix's model classes: they were not planned again since Gemma
@@ -65,8 +59,8 @@ runs on the project's decoder."""
 
 ABOUT_EARLIER = """\
 \\* These plans are of the steps by Tunix's classes of Gemma, before these models moved to the project's
-decoder. `recipe plan` computes the step of today. That of gemma4-31b-v5p8 was compiled once since: 89.6 GiB,
-and 0.1 % more seconds a step.
+decoder. `recipe plan` computes the step of today. Of the five that were planned again, four differ by less
+than 1 % in memory and time; the step of gemma4-26b-a4b-v5p8 takes 1.2 % longer.
 """
 
 ABOUT_FITS = """\

@@ -79,6 +79,10 @@ CASES = {
     )
 }
 
+EARLIER = frozenset(CASES)
+"""Cases whose record is of the step by Tunix's model classes: they were not planned again since Gemma runs on
+the project's decoder."""
+
 
 @dataclass(frozen=True)
 class Scaled:

@@ -263,7 +263,7 @@ LOSS_BYTES = 2**30
 HEADROOM = 0.15
 """Share of the memory that an estimate has to leave free where its upper bound does not fit."""
 
-LEAST_SHARE: dict[str, float] = {"none": 0.92, "save_attention": 0.311, "decoder": 0.59}
+LEAST_SHARE: dict[str, float] = {"none": 0.92, "save_attention": 0.3, "decoder": 0.59}
 """The least that the estimate was of a plan's memory, by policy, over the plans of recipes/estimates.json
 (2026-11-28). The upper bound of a step's memory is the estimate divided by it."""
 
