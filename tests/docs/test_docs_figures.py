@@ -53,7 +53,7 @@ def test_start_page_states_the_recorded_plan() -> None:
     low, high = (factor * seconds for factor in plan["interval"])
     for page, rows in {
         "docs/start.md": {
-            r" used ([\d.]+) GiB [\d.]+ %": round(sum(parts.values()) / 2**30, 1),
+            r"HBM of a device: [\d.]+ %; ([\d.]+) GiB of": round(sum(parts.values()) / 2**30, 1),
             r"base weights ([\d.]+) GiB": round(parts["weights"] / 2**30, 1),
             r"Step of a micro-batch: ([\d.,]+) ms": round(1000 * seconds),
             r"Step of a micro-batch: [\d.,]+ ms; ([\d.,]+) ms to": round(1000 * low),
