@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 from emitting import RECIPE, files_of, program_of
-from serving import base, expanded, image_environment, image_words, run_script, served, server_of, variant
+from serve_programs import (
+    base,
+    expanded,
+    image_environment,
+    image_words,
+    run_script,
+    served,
+    server_of,
+    variant,
+)
 
 from recipec.compiler.emitters.readme import emit_readme
 from recipec.compiler.emitters.server import emit_serve

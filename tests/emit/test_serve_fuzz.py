@@ -19,7 +19,7 @@ import pytest
 import yaml as pyyaml
 from emitting import BIN
 from ruamel.yaml import YAML
-from serving import base, expanded, image_environment, image_words, run_script, served, server_of
+from serve_programs import base, expanded, image_environment, image_words, run_script, served, server_of
 
 from recipec.compiler.artifacts.runtime import requirement, wheel_file
 from recipec.compiler.checks import server_flags as serve_flags

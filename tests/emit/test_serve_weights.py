@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from serving import image_environment, image_words, run_script, variant
+from serve_programs import image_environment, image_words, run_script, variant
 
 from tests.emit.compose_files import objects, pod_of, with_model, yaml
 

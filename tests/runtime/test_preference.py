@@ -101,7 +101,7 @@ def ours(mesh: Any, built: Any, batch: dict[str, Any], objective: str, **setting
     }
     by_name = {}
     for adapter in built.adapters:
-        by_name |= adapter.split(arrays[adapter.a_path], arrays[adapter.b_path])
+        by_name[adapter.name] = adapter.to_peft(arrays[adapter.a_path], arrays[adapter.b_path])
     return float(value), found, by_name
 
 

@@ -172,6 +172,7 @@ def test_failed_background_save_is_reported_and_previous_step_kept(
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     model.kernel = nnx.LoRAParam(jnp.ones((2, 3)))
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.LoRAParam)
+    arrays = saving.StepArrays(model, optimizer, lora_only=True)
 
     def full(folder: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -181,18 +182,18 @@ def test_failed_background_save_is_reported_and_previous_step_kept(
         "kept: the checkpoint of step 1"
     )
     manager = saving.Checkpoints(str(tmp_path), keep=3)
-    manager.write(1, model, optimizer, True, resuming.describe({"next": 1}))
+    manager.write(1, arrays, resuming.describe({"next": 1}))
     manager._checkpoint_manager.wait_until_finished()
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "write", full)
-        manager.write(2, model, optimizer, True, resuming.describe({"next": 2}))
+        manager.write(2, arrays, resuming.describe({"next": 2}))
         with pytest.raises(UserError) as caught:
-            manager.write(3, model, optimizer, True, resuming.describe({"next": 3}))
+            manager.write(3, arrays, resuming.describe({"next": 3}))
         assert str(caught.value) == message
     again = saving.Checkpoints(str(tmp_path), keep=3)
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "write", full)
-        again.write(2, model, optimizer, True, resuming.describe({"next": 2}))
+        again.write(2, arrays, resuming.describe({"next": 2}))
         with pytest.raises(UserError) as caught:
             again.finish()
         assert str(caught.value) == message
