@@ -28,7 +28,7 @@ help:
 
 .venv/.dev: pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(INSTALL) --editable '.[train,plan,report,lsp,docs,dev]'
+	$(INSTALL) --editable '.[train,plan,report,lsp,hub,serve,torchax,docs,dev]'
 	$(COMPILE)
 	touch .venv/.train $@
 

@@ -121,7 +121,10 @@ HEAVY = {
 }
 """Third-party packages that functions import, because a process may not need them."""
 
-SLOW = {"httpx", "jinja2", "plotext", "plotly", "pygls", "readline", "rich", "tpu_inference", "vllm"}
+SLOW = {
+    *("docker", "httpx", "jinja2", "plotext", "plotly", "pygls", "readline", "requests", "rich"),
+    *("tpu_inference", "vllm"),
+}
 """More packages that functions of compiler/ import, because a command may not need or not have them."""
 
 LATER = {

@@ -14,6 +14,7 @@ from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.hardware import Accelerator, from_name, known_names, supported_by_vllm
 from recipec.compiler.vllm.device_memory import DEFAULT_SHARE, memory_share, weight_size
 from recipec.compiler.vllm.flags import by_flag, version
+from recipec.compiler.vllm.image_name import ImageName
 from recipec.compiler.vllm.lengths import ALLOWED, allows_longer, longest_request
 from recipec.compiler.wording import divisors, line, listing, plural
 from recipec.spec.codes import Code
@@ -412,7 +413,7 @@ E0612 = Code(
     "E0612",
     "malformed image digest",
     cause="A digest is sha256: and 64 hexadecimal digits.",
-    cure="Copy the digest from the registry.",
+    cure="Leave it out: `recipe serve pin RECIPE` asks the registry for it. Or copy all of it from there.",
 )
 
 W0613 = Code(
@@ -420,7 +421,8 @@ W0613 = Code(
     "image can change",
     cause="An image without a tag, or with a tag such as latest, changes over time. Its version of "
     "vLLM is not known either.",
-    cure="Use the tag of the pinned version, which is the default, or pin the image by digest.",
+    cure="Use the tag of the pinned version, which is the default, or pin the image by digest: "
+    "`recipe serve pin RECIPE`.",
 )
 
 N0662 = Code(
@@ -438,18 +440,17 @@ N0662 = Code(
 def _image(serve: Serve) -> Iterator[Diagnostic]:
     """Report an image that can change, or whose version of vLLM is not the one that flags are checked
     against."""
-    name, digest = serve.image.partition("@sha256:")[::2]
-    if "@sha256:" in serve.image and not re.fullmatch(r"[0-9a-f]{64}", digest):
+    image = ImageName.read(serve.image)
+    if "@" in serve.image and not image.valid_digest:
         yield Diagnostic(
             E0612,
             f"`{serve.image}` does not end in a digest of 64 hexadecimal digits",
             "serve.image",
-            f"image: {name}@sha256:..., which `docker buildx imagetools inspect {name}` shows",
+            f"image: {image.tagged}; `recipe serve pin RECIPE` adds its digest",
         )
         return
-    repository, tag = name.rpartition("/")[2].partition(":")[::2]
-    if not digest and tag in ("", "latest", "nightly"):
-        moving = f"the tag {tag} moves" if tag else "without a tag it is latest"
+    if not image.digest and image.tag in ("", "latest", "nightly"):
+        moving = f"the tag {image.tag} moves" if image.tag else "without a tag it is latest"
         yield Diagnostic(
             W0613,
             f"the image `{serve.image}` can change at any time ({moving}), and its version of vLLM is not "
@@ -458,12 +459,14 @@ def _image(serve: Serve) -> Iterator[Diagnostic]:
             f"image: {RELEASES}:v{version()}",
         )
         return
-    release = re.fullmatch(r"v(\d+\.\d+\.\d+)", tag) if repository == RELEASES.rpartition("/")[2] else None
+    a_release = image.repository.rpartition("/")[2] == RELEASES.rpartition("/")[2]
+    release = re.fullmatch(r"v(\d+\.\d+\.\d+)", image.tag) if a_release else None
     if release is None or release[1] != version():
         holds = f"has vllm-tpu {release[1]}" if release else "has a version of vLLM that is not known"
         yield Diagnostic(
             N0662,
-            f"the image `{name}` {holds}: flags and features are checked against vllm-tpu {version()}",
+            f"the image `{image.tagged}` {holds}: flags and features are checked against vllm-tpu "
+            f"{version()}",
             "serve.image",
             f"image: {RELEASES}:v{version()}; or run smoke.sh, which asks the server for its version",
         )

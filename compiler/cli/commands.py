@@ -95,8 +95,9 @@ COMMANDS: Mapping[str, Command | Group] = {
         usage="[WORD] | COMMAND [ARGS]...",
     ),
     "serve": Group(
-        "Run an artifact's server, measure it and compare its answers.",
+        "Pin a server's image, run it, measure it and compare its answers.",
         {
+            "pin": _own("serve:PinArguments", "serve:pin"),
             "up": _own("serve:UpArguments", "serve:up"),
             "down": _own("serve:DownArguments", "serve:down"),
             "bench": _own("serve:BenchArguments", "serve:bench"),

@@ -6,16 +6,26 @@ import json
 
 import typer
 
-from recipec.compiler.cli.arguments.serve import BenchArguments, DownArguments, UpArguments, VerifyArguments
+from recipec.compiler.cli.arguments.serve import (
+    BenchArguments,
+    DownArguments,
+    PinArguments,
+    UpArguments,
+    VerifyArguments,
+)
 from recipec.compiler.cli.guard import FAILED
+from recipec.compiler.cli.printing import fail
+from recipec.compiler.deployment import pin as pinning
 from recipec.compiler.deployment.bench_server import bench as measured
 from recipec.compiler.deployment.compose import down as stopped
 from recipec.compiler.deployment.compose import up as started
+from recipec.compiler.deployment.engine import connected
 from recipec.compiler.deployment.served_artifact import open_artifact
 from recipec.compiler.deployment.verify_server import VerifyOptions, document
 from recipec.compiler.deployment.verify_server import verify as verified
 from recipec.compiler.pages.text import show as print_document
-from recipec.compiler.terminal import note
+from recipec.compiler.terminal import note, say, tell
+from recipec.spec.load import display
 
 
 def up(args: UpArguments) -> None:
@@ -26,6 +36,26 @@ def up(args: UpArguments) -> None:
 def down(args: DownArguments) -> None:
     """Run `recipe serve down`."""
     stopped(open_artifact(args.artifact), args.volumes)
+
+
+def pin(args: PinArguments) -> None:
+    """Run `recipe serve pin`."""
+    try:
+        image = pinning.find_image(args.recipe)
+    except pinning.CannotPin as refusal:
+        fail(refusal.diagnostics)
+    with connected("recipe serve pin", pinning.by_hand(image.image)) as engine:
+        pinned = pinning.pin(image, engine)
+    name = display(args.recipe)
+    if pinned == image.image and image.value is not None:
+        tell(f"{name} has image: {pinned}, as the registry has it now")
+    elif args.check:
+        say(f"error: {name} has image: {image.image}, and the registry now has {pinned.digest}")
+        say(f"  = help: recipe serve pin {name}")
+        raise typer.Exit(FAILED)
+    else:
+        pinning.write(image, pinned)
+        tell(f"{name}: image: {pinned} (was {image.image})")
 
 
 def bench(args: BenchArguments) -> None:

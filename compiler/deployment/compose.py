@@ -6,15 +6,28 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipec.compiler.deployment import preflight
+from recipec.compiler.deployment.engine import (
+    LOG_LINES,
+    PullProgress,
+    connected,
+    layer_sizes,
+    why_it_ended,
+)
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.terminal import log
+from recipec.compiler.vllm.image_name import ImageName
 from recipec.compiler.wording import as_typed
+from recipec.runtime.clients.hosts import is_loopback
+from recipec.runtime.progress import Progress, duration, readable_size
 
 if TYPE_CHECKING:
+    from recipec.compiler.deployment.engine import ContainerState, Engine
     from recipec.compiler.deployment.served_artifact import ServedArtifact
 
 Say = Callable[[str], None]
@@ -22,8 +35,14 @@ Say = Callable[[str], None]
 ONCE = '{"services": {"vllm": {"restart": "no"}}}'
 """Added to compose.yaml: a server that dies while it loads must not be started again and again."""
 
-LAST_LINES = "15"
+LAST_LINES = 15
 """How many last lines of its log are shown of a server that did not become ready."""
+
+POLL_SECONDS = 1.0
+"""How often a server that loads is looked at."""
+
+LABEL = 100
+"""Letters of a log line that are shown while a server loads."""
 
 
 def up(
@@ -49,41 +68,155 @@ def up(
     mounted = preflight.folders(container, artifact.folder, model, adapter)
     preflight.check_files(artifact, mounted)
     preflight.check_port(artifact)
-    for note in [*artifact.notes, *preflight.warnings(artifact)]:
-        say(f"note: {note}")
-    named = {v.variable: str(mounted[v.target]) for v in container.volumes if v.target in mounted}
-    start = ("--file", str(artifact.folder / "serve/compose.yaml"), "--file", "-", "up", "--build")
-    project = ("--project-name", artifact.name)
-    ready = False
-    try:
-        if not detach:
-            # With this flag, compose would also end when a container has fetched the weights.
-            until = () if container.fetches else ("--exit-code-from", "vllm")
-            status = _compose(*start, *until, stdin=ONCE, environ=named)
-            if status:
-                raise ArtifactError(
-                    f"docker compose ended with exit status {status}", "the reason is in its output, above"
-                )
-            return
-        seconds = 60 * (minutes or container.startup_minutes)
-        waiting = ("--detach", "--wait", "--wait-timeout", f"{seconds:.0f}")
-        ready = _compose(*start, *waiting, stdin=ONCE, environ=named) == 0
-        if not ready:
-            _compose(*project, "logs", "--no-log-prefix", "--tail", LAST_LINES, "vllm")
-            raise ArtifactError(
-                f"{artifact.name} did not become ready",
-                "the reason is above; if its log shows that it still loads or compiles, give more time with "
-                "--wait MINUTES",
-            )
-    finally:
-        if not ready:
-            _compose(*project, "down", "--timeout", "5")
-    server = f"{artifact.name}-vllm-1"
-    _docker("update", "--restart", "unless-stopped", server)
-    say(f"{artifact.name} is ready: {container.health_url.removesuffix('/health')}/v1")
-    say(
-        f"stop it with: recipe serve down {as_typed(artifact.folder)}; its log: docker logs --follow {server}"
+    _check_compose()
+    with connected("recipe serve up") as engine:
+        log.info("Docker Engine %s at %s", engine.version, engine.host)
+        warnings = [
+            *artifact.notes,
+            *preflight.warnings(artifact),
+            *preflight.engine_warnings(artifact, engine, mounted),
+        ]
+        for warning in warnings:
+            say(f"note: {warning}")
+        for image in _images(artifact):
+            if not engine.has(image):
+                _pull(engine, image, say)
+        named = {v.variable: str(mounted[v.target]) for v in container.volumes if v.target in mounted}
+        keeps_running = False
+        try:
+            _start(artifact, detach, named, engine)
+            if detach:
+                _wait(artifact, engine, 60 * (minutes or container.startup_minutes), say)
+                engine.restart_unless_stopped(_server(artifact))
+            keeps_running = detach
+        finally:
+            if not keeps_running:
+                _compose("--project-name", artifact.name, "down", "--timeout", "5")
+    if detach:
+        say(f"{artifact.name} is ready: {container.health_url.removesuffix('/health')}/v1")
+        say(
+            f"stop it with: recipe serve down {as_typed(artifact.folder)}; its log: docker logs --follow "
+            f"{_server(artifact)}"
+        )
+
+
+def _server(artifact: ServedArtifact) -> str:
+    """Return the name that docker compose gives the server's container."""
+    return f"{artifact.name}-vllm-1"
+
+
+def _images(artifact: ServedArtifact) -> list[ImageName]:
+    """Return the images that the server needs, without a base that somebody changed in the Dockerfile."""
+    base = artifact.container.base_image
+    dockerfile = (artifact.folder / "serve/Dockerfile").read_text("utf-8", "replace").splitlines()
+    names = [base] if f"ARG BASE_IMAGE={base}" in dockerfile else []
+    names += [fetch.image for fetch in artifact.container.fetches]
+    return [ImageName.read(name) for name in dict.fromkeys(names)]
+
+
+def _pull(engine: Engine, image: ImageName, say: Say) -> None:
+    """Pull an image that the engine does not have, and show how far it is.
+
+    Raises:
+        ArtifactError: the image does not exist, or does not fit the disk.
+    """
+    # Like the engine, accept a registry on this machine without TLS.
+    without_tls = ("--insecure",) if is_loopback(image.registry.rpartition(":")[0] or image.registry) else ()
+    manifest = subprocess.run(
+        ["docker", "manifest", "inspect", "--verbose", *without_tls, image.exact],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    ).stdout
+    pulled = PullProgress(layer_sizes(manifest))
+    size = sum(pulled.sizes.values())
+    if size:
+        preflight.check_room(engine, image, size)
+    compressed = f"{readable_size(size, ' ')}, compressed" if size else "of unknown size"
+    say(f"pulling {image}: {compressed}")
+    with Progress("pulling", pulled.total, unit="B") as progress:
+        for message in engine.pull(image):
+            progress.advance(pulled.advanced(message))
+
+
+def _start(artifact: ServedArtifact, detach: bool, folders: Mapping[str, str], engine: Engine) -> None:
+    """Build the image and start the containers. Attached, show their log until the server ends.
+
+    Args:
+        folders: the variables that compose.yaml takes folders from.
+
+    Raises:
+        ArtifactError: docker compose failed, or the server ended with an error.
+    """
+    words = ["--file", str(artifact.folder / "serve/compose.yaml"), "--file", "-", "up", "--build"]
+    if detach:
+        words.append("--detach")
+    elif not artifact.container.fetches:
+        # With this flag, compose would also end when a container has fetched the weights.
+        words += ["--exit-code-from", "vllm"]
+    status = _compose(*words, stdin=ONCE, environ=folders)
+    state = engine.state(_server(artifact))
+    ended_badly = state is not None and not state.running and (state.exit_status or state.error)
+    if state is not None and ended_badly and (status or not detach):
+        raise _ended(artifact, state, engine)
+    if status:
+        raise ArtifactError(
+            f"docker compose ended with exit status {status}", "the reason is in its output, above"
+        )
+
+
+def _wait(artifact: ServedArtifact, engine: Engine, seconds: float, say: Say) -> None:
+    """Wait until the server's health check passes, and show the last line of its log meanwhile.
+
+    Raises:
+        ArtifactError: the server ended, or the time is over.
+    """
+    server = _server(artifact)
+    deadline = time.monotonic() + seconds
+    with Progress("", None, unit=f"of at most {seconds:,.0f} s") as progress:
+        while True:
+            state = engine.state(server)
+            if state is not None and state.healthy:
+                return
+            if state is None or not state.running:
+                break
+            if time.monotonic() >= deadline:
+                break
+            last = [line.strip() for line in engine.log(server, 1)]
+            progress.label = f"{artifact.name} loads{''.join(f' ({line[:LABEL]})' for line in last)}"
+            progress.advance(time.monotonic() - progress.started - progress.done)
+            time.sleep(POLL_SECONDS)
+    for line in engine.log(server, LAST_LINES):
+        say(line)
+    if state is None:
+        raise ArtifactError(
+            f"the container {server} is gone", "somebody removed it; start it again: recipe serve up"
+        )
+    if not state.running:
+        raise _ended(artifact, state, engine)
+    probe = f", and its health check says: {state.probe}" if state.probe else ""
+    raise ArtifactError(
+        f"{artifact.name} did not become ready within {duration(seconds)}{probe}",
+        "its log is above; if it still loads or compiles, give more time with --wait MINUTES",
     )
+
+
+def _ended(artifact: ServedArtifact, state: ContainerState, engine: Engine) -> ArtifactError:
+    why = why_it_ended(state, engine.log(_server(artifact), LOG_LINES))
+    return ArtifactError(f"{artifact.name} did not stay up: {why}", "its log is above")
+
+
+def _check_compose() -> None:
+    """Check that docker and its plug-in are installed.
+
+    Raises:
+        ArtifactError: when they are not.
+    """
+    if _docker("compose", "version", quiet=True):
+        raise ArtifactError(
+            "docker has no command compose",
+            "install its plug-in: docker-compose-plugin of Docker's packages, docker-compose-v2 of Ubuntu's",
+        )
 
 
 def down(artifact: ServedArtifact, volumes: bool) -> None:
@@ -106,11 +239,14 @@ def _compose(*words: str, stdin: str = "", environ: Mapping[str, str] | None = N
     return _docker("compose", *words, stdin=stdin, environ=environ)
 
 
-def _docker(*words: str, stdin: str = "", environ: Mapping[str, str] | None = None) -> int:
+def _docker(
+    *words: str, stdin: str = "", environ: Mapping[str, str] | None = None, quiet: bool = False
+) -> int:
     """Run docker and return its exit status. At Ctrl-C it stops the server in order; a second one kills it.
 
     Args:
         environ: environment variables to add.
+        quiet: whether to discard its output.
 
     Raises:
         ArtifactError: when docker is not installed.
@@ -123,6 +259,8 @@ def _docker(*words: str, stdin: str = "", environ: Mapping[str, str] | None = No
     process = subprocess.Popen(
         ["docker", *words],
         stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL if quiet else None,
+        stderr=subprocess.DEVNULL if quiet else None,
         env={**os.environ, **(environ or {})},
         start_new_session=True,
         text=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from glob import glob
@@ -20,9 +21,12 @@ from recipec.compiler.vllm.flags import version
 from recipec.compiler.wording import as_typed
 from recipec.runtime.data.stops import GENERATION
 from recipec.runtime.peft.names import refused_parts
+from recipec.runtime.progress import readable_size
 
 if TYPE_CHECKING:
+    from recipec.compiler.deployment.engine import Engine
     from recipec.compiler.deployment.served_artifact import ServedArtifact
+    from recipec.compiler.vllm.image_name import ImageName
 
 
 TOKEN = "HF_TOKEN"
@@ -139,6 +143,50 @@ def warnings(artifact: ServedArtifact) -> Iterator[str]:
     if TOKEN in artifact.container.secrets and not os.environ.get(TOKEN):
         yield (
             f"{TOKEN} is not set, which the Hugging Face hub may need for {artifact.container.model.address}"
+        )
+
+
+UNPACKED = 3
+"""The disk that an image takes while it is pulled, in its compressed size: an estimate."""
+
+
+def check_room(engine: Engine, image: ImageName, size: int) -> None:
+    """Check that the engine's disk can hold an image that it has to pull.
+
+    Args:
+        size: bytes of its compressed layers.
+    """
+    if not engine.local or not os.path.isdir(engine.storage):
+        return  # another machine's disk
+    free = shutil.disk_usage(engine.storage).free
+    if free < UNPACKED * size:
+        raise ArtifactError(
+            f"{engine.storage} has {readable_size(free, ' ')} free, too little for {image}: its layers have "
+            f"{readable_size(size, ' ')}, and unpacked about {UNPACKED} times that",
+            "free space there: `docker system df` shows what the engine holds, and `docker system prune` "
+            "removes what nothing uses",
+        )
+
+
+def engine_warnings(artifact: ServedArtifact, engine: Engine, folders: Mapping[str, Path]) -> Iterator[str]:
+    """Yield warnings about the engine's machine.
+
+    Args:
+        folders: folders on this machine, by their mount point in the container.
+    """
+    if not engine.local:
+        yield (
+            f"the engine is at {engine.host}: the port, the TPU, the disk and the folders of the weights "
+            "were looked for on this machine, not there"
+        )
+        return
+    weights = folders.get(MODEL)
+    size = sum(file.stat().st_size for file in weights.glob("*.safetensors")) if weights else 0
+    if 0 < engine.memory < size:
+        memory = readable_size(engine.memory, " ")
+        yield (
+            f"the weights have {readable_size(size, ' ')}, and this machine has {memory} of memory, through "
+            "which vLLM reads them"
         )
 
 

@@ -12,13 +12,14 @@ from recipec.compiler.explain.explain import unknown_path
 from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lsp.process import Checked, EditorDocument, Fix, Position
 from recipec.compiler.pages import text
+from recipec.spec import recipe_edits
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic, Span, accepted
 from recipec.spec.key_paths import Part, join, split
 from recipec.spec.load import E0003, MAX_BYTES, Loaded, display, extended, load
-from recipec.spec.tree import Node, Provenance, Scalar, plain, walk
+from recipec.spec.tree import Node, Provenance, Scalar, walk
 from recipec.spec.validate import E0102
-from recipec.spec.yaml_document import LINE_BREAK, read
+from recipec.spec.yaml_document import LINE_BREAK
 
 _MEANT = re.compile(r"did you mean `([^`]+)`\?")
 _PASTED = re.compile(r"(?:without quotes: |put quotes around it: )?`([^`\n]+)`")
@@ -142,7 +143,7 @@ class _Text:
         if diagnostic.code == E0102 and path and "\n" not in help:
             return self._added(path, help)
         place, node = next(((place, node) for where, place, node in self.own if where == path), (None, None))
-        if place is None or node is None or not self._stands(node):
+        if place is None or node is None or not recipe_edits.on_one_line(node, self.lines):
             return None
         key, value = place.span, node.place.span
         number, start, end = value.line - 1, value.column - 1, value.column - 1 + value.length
@@ -157,24 +158,10 @@ class _Text:
             return Fix("Remove the line", (number, 0), (number + 1, 0), "")
         return None
 
-    def _stands(self, node: Node) -> bool:
-        """Return whether the whole value is on one line."""
-        span = node.place.span
-        part = self.lines[span.line - 1][span.column - 1 : span.column - 1 + span.length]
-        again = read(part, "").root
-        return again is not None and bool(plain(again) == plain(node))
-
     def _added(self, path: tuple[Part, ...], line: str) -> Fix | None:
-        """Add a missing key below the section's first key if that takes one line, else above it."""
         section = next((node.place.span for where, _, node in self.own if where == path[:-1]), None)
         keys = [place.span for where, place, _ in self.own if where and where[:-1] == path[:-1]]
         if section is None or not keys:
             return None
-        first, *others = sorted(keys, key=lambda span: (span.line, span.column))
-        if self.lines[section.line - 1].startswith("{", section.column - 1):
-            text = f"{line}, "
-        else:
-            first = next((other for other in others[:1] if other.line == first.line + 1), first)
-            text = f"{line}\n{' ' * (first.column - 1)}"
-        at = (first.line - 1, first.column - 1)
-        return Fix(f"Add `{line}`", at, at, text)
+        edit = recipe_edits.added(section, keys, line, self.lines)
+        return Fix(f"Add `{line}`", edit.start, edit.end, edit.text)

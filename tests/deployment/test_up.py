@@ -1,20 +1,26 @@
-"""Tests of `recipe serve up` and `down` with a fake docker command, and of what they refuse."""
+"""Tests of `recipe serve up` and `down` with a fake docker command and engine, and of what they refuse."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from recipec.compiler.deployment import compose
 from recipec.compiler.deployment.compose import down, up
+from recipec.compiler.deployment.engine import PullProgress, layer_sizes
 from recipec.compiler.deployment.served_artifact import open_artifact
 from recipec.compiler.errors import ArtifactError
+from tests.deployment.fake_engine import FakeEngine, fake_engine
 from tests.deployment.up_artifact import Command, build, write_adapter, write_model
 from tests.ports import free_port, listening
 
@@ -28,7 +34,7 @@ with open({log!r}, "a") as log:
     log.write(json.dumps([words, sys.stdin.read(), environment]) + "\\n")
 plan = json.load(open({plan!r}))
 try:
-    print(" ".join(words), flush=True)
+    print(plan.pop("manifest_text", "") if "manifest" in words else " ".join(words), flush=True)
     time.sleep(300 if "up" in words and plan.get("hang") else 0)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -52,8 +58,10 @@ class Docker:
         self.plan.write_text(json.dumps(plan))
 
     def calls(self) -> list[Any]:
-        """Return each call's words, standard input and folders."""
-        return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
+        """Return each call's words, standard input and folders, but for the question for its version."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        calls = [json.loads(line) for line in lines]
+        return [call for call in calls if call[0] != ["compose", "version"]]
 
     def words(self) -> list[str]:
         return [" ".join(words) for words, _, _ in self.calls()]
@@ -70,44 +78,187 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Docker:
     return Docker(tmp_path / "docker")
 
 
+RUNNING = {"Running": True, "Health": {"Status": "starting", "Log": [{"Output": "\nrefused\n"}]}}
+HEALTHY = {"Running": True, "Health": {"Status": "healthy", "Log": []}}
+
+
+def ended(status: int, **more: Any) -> dict[str, Any]:
+    return {"Running": False, "ExitCode": status, **more}
+
+
+@pytest.fixture(autouse=True)
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeEngine]:
+    """Run an engine that has the base image, and whose server becomes healthy."""
+    monkeypatch.setattr(compose, "POLL_SECONDS", 0.01)
+    with fake_engine() as running:
+        running.images, running.states = {"base:1"}, [RUNNING, HEALTHY]
+        monkeypatch.setenv("DOCKER_HOST", running.host)
+        yield running
+
+
 DOWN = "compose --project-name sample down --timeout 5"
 
 
 def test_detached_up_waits_for_health_and_then_sets_the_restart_policy(
-    artifact: Path, docker: Docker
+    artifact: Path, docker: Docker, engine: FakeEngine
 ) -> None:
     said: list[str] = []
+    engine.states = [RUNNING, RUNNING, RUNNING, HEALTHY]
     up(open_artifact(artifact), said.append, detach=True, minutes=0.5)
-    start, policy = docker.calls()
+    (start,) = docker.calls()
     assert start[0] == [
         *("compose", "--file", f"{artifact}/serve/compose.yaml", "--file", "-"),
-        *("up", "--build", "--detach", "--wait", "--wait-timeout", "30"),
+        *("up", "--build", "--detach"),
     ]
     # A server that dies while it loads is not started again.
     assert json.loads(start[1]) == {"services": {"vllm": {"restart": "no"}}}
     assert start[2] == {"MODEL_DIR": f"{artifact}/merged"}
-    assert policy[0] == ["update", "--restart", "unless-stopped", "sample-vllm-1"]
+    assert engine.requests[-1] == f"POST /containers/{'1' * 64}/update"
     assert said[-1].startswith(f"stop it with: recipe serve down {artifact}; its log: docker logs")
     assert said[0].startswith("note: the recipe serves on v6e-8, and this machine shows no TPU")
 
 
-def test_failed_start_shows_the_log_and_leaves_no_container(artifact: Path, docker: Docker) -> None:
+TRACE = """\
+(EngineCore pid=9) ERROR 11-29 torch: ValueError: 4 heads are not divisible by 8
+(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("states", "why"),
+    [
+        (
+            [RUNNING, ended(1)],
+            "it ended with exit status 1: ValueError: 4 heads are not div",
+        ),
+        (
+            [RUNNING, ended(137, OOMKilled=True)],
+            "the system killed it because memory ran out",
+        ),
+        (
+            [RUNNING, ended(137)],
+            "it was killed (exit status 137): if nobody did, this machine",
+        ),
+        (
+            [ended(128, Error="no\nsuch device")],
+            "the engine did not start it: no such device",
+        ),
+        ([RUNNING], "within 0 s, and its health check says: refused"),
+    ],
+)
+def test_server_that_does_not_become_ready_is_told_why_and_removed(
+    states: list[dict[str, Any]], why: str, artifact: Path, docker: Docker, engine: FakeEngine
+) -> None:
+    engine.states, engine.log = states, TRACE
+    said: list[str] = []
+    with pytest.raises(ArtifactError) as caught:
+        up(open_artifact(artifact), said.append, detach=True, minutes=0.005)
+    assert re.match(rf"sample did not (stay up: |become ready ){re.escape(why)}", str(caught.value))
+    assert TRACE.splitlines()[0] in said and docker.words()[1:] == [DOWN]
+
+
+def test_failed_build_leaves_no_container(artifact: Path, docker: Docker, engine: FakeEngine) -> None:
     docker.tell(up=1)
-    with pytest.raises(ArtifactError, match="sample did not become ready"):
+    engine.states = []
+    with pytest.raises(ArtifactError, match="docker compose ended with exit status 1"):
         up(open_artifact(artifact), print, detach=True)
-    assert docker.words()[1:] == ["compose --project-name sample logs --no-log-prefix --tail 15 vllm", DOWN]
+    assert docker.words()[1:] == [DOWN]
 
 
-@pytest.mark.parametrize("status", [0, 137])
-def test_attached_up_ends_with_its_server_and_removes_it(status: int, artifact: Path, docker: Docker) -> None:
+@pytest.mark.parametrize("status", [0, 1])
+def test_attached_up_ends_with_its_server_and_removes_it(
+    status: int, artifact: Path, docker: Docker, engine: FakeEngine
+) -> None:
     docker.tell(up=status)
+    engine.states, engine.log = [ended(status)], "loading\nbad flag\n"
     try:
         up(open_artifact(artifact), print)
         assert status == 0
     except ArtifactError as error:
-        assert str(error) == f"docker compose ended with exit status {status}"
+        assert str(error) == "sample did not stay up: it ended with exit status 1: bad flag"
     start, removal = docker.words()
     assert start.endswith("up --build --exit-code-from vllm") and removal == DOWN
+
+
+LAYERS = {
+    "layers": [
+        {"digest": f"sha256:{'a' * 64}", "size": 6_000_000_000},
+        {"digest": f"sha256:{'b' * 64}", "size": 2_000_000_000},
+    ]
+}
+
+
+def entry(architecture: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    platform = {"os": "linux", "architecture": architecture}
+    return {"Descriptor": {"platform": platform}, "OCIManifest": manifest}
+
+
+INDEX = json.dumps([entry("arm64", {"layers": []}), entry("amd64", LAYERS)])
+
+
+def test_missing_image_is_pulled_with_its_size_and_progress(
+    artifact: Path, docker: Docker, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.images.clear()
+    docker.tell(manifest_text=INDEX)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=24_000_000_000))
+    said: list[str] = []
+    up(open_artifact(artifact), said.append, detach=True)
+    assert "pulling base:1: 8.0 GB, compressed" in said and engine.images == {"base:1"}
+    assert docker.words()[0] == "manifest inspect --verbose base:1"
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=23_000_000_000))
+    engine.images.clear()
+    assert refusal(artifact).startswith(
+        "/ has 23.0 GB free, too little for base:1: its layers have 8.0 GB, and unpacked about 3 times that\n"
+    )
+    monkeypatch.undo()
+
+
+def test_progress_of_a_pull_counts_each_layer_downloaded_and_unpacked() -> None:
+    progress = PullProgress(layer_sizes(INDEX))
+    first, second = ({"id": digit * 12} for digit in "ab")
+    messages = [
+        first | {"status": "Downloading", "progressDetail": {"current": 10, "total": 6_000_000_000}},
+        first | {"status": "Downloading", "progressDetail": {"current": 30, "total": 6_000_000_000}},
+        first | {"status": "Download complete"},
+        first | {"status": "Extracting", "progressDetail": {"current": 7, "units": "s"}},
+        first | {"status": "Extracting", "progressDetail": {"current": 5, "total": 6_000_000_000}},
+        first | {"status": "Pull complete"},
+        second | {"status": "Already exists"},
+        {"status": "Status: Downloaded newer image"},
+    ]
+    size = 6_000_000_000
+    added = [progress.advanced(message) for message in messages]
+    assert added == [10, 20, size - 30, 0, 5, size - 5, 4_000_000_000, 0]
+    assert sum(added) == progress.total
+    assert PullProgress(layer_sizes("no such manifest")).total is None
+
+
+def test_image_that_cannot_be_pulled_gives_one_sentence(
+    artifact: Path, docker: Docker, engine: FakeEngine
+) -> None:
+    engine.images.clear()
+    engine.pulled = [{"status": "Downloading"}, {"error": "write /x:\nno space left on device"}]
+    said = refusal(artifact)
+    assert said.startswith("base:1 was not pulled: write /x: no space left on device\nfree space if")
+    assert [words for words in docker.words() if "up" in words] == []
+
+
+def test_missing_engine_missing_plugin_and_little_memory_are_told(
+    artifact: Path, docker: Docker, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.info = {"MemTotal": 10}
+    said: list[str] = []
+    up(open_artifact(artifact), said.append, detach=True)
+    assert any(line.startswith("note: the weights have 0.0 MB, and this machine has 0.0 MB") for line in said)
+    docker.tell(version=1)
+    assert refusal(artifact).startswith("docker has no command compose\ninstall its plug-in:")
+    docker.tell()
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    assert refusal(artifact).startswith(
+        "recipe serve up needs a Docker engine, and none answers at unix:///no"
+    )
 
 
 @pytest.mark.parametrize(

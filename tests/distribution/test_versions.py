@@ -146,6 +146,24 @@ def test_texts_name_only_extras_that_exist(root: Path) -> None:
     assert {(file, name) for file, name in named if name not in extras["optional-dependencies"]} == set()
 
 
+def test_pages_and_makefile_name_the_same_extras_as_pyproject(root: Path) -> None:
+    def text(name: str) -> str:
+        return (root / name).read_text(encoding="utf-8")
+
+    project = tomllib.loads(text("pyproject.toml"))["project"]["optional-dependencies"]
+    readme = re.search(r"^The extras are (.+?)\. `make", text("README.md"), re.M | re.S)
+    makefile = re.search(r"--editable '\.\[([a-z,]+,dev)\]'", text("Makefile"))
+    table = text("docs/versions.md").partition("| Extra | For |\n|---|---|\n")[2].partition("\n\n")[0]
+    dependencies = text("docs/architecture.md").partition("\n## Dependencies\n")[2]
+    headings = re.findall(r"^.+:$", dependencies.partition("Written by hand")[0], re.M)
+    assert readme and makefile
+    users = {*project} - {"docs", "dev"}
+    assert {*re.findall(r"`([a-z]+)` \(", readme[1])} == users
+    assert {*makefile[1].split(",")} == {*project}
+    assert {*re.findall(r"^\| `([a-z]+)` \|", table, re.M)} == users
+    assert {*re.findall(r"`([a-z]+)`(?=[,)])", " ".join(headings))} == {*project}
+
+
 def test_build_backend_pin_equals_installed_hatchling(root: Path) -> None:
     wanted = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
     assert wanted == [f"hatchling=={metadata.version('hatchling')}"], (

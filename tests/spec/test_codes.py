@@ -22,6 +22,7 @@ WITHOUT_GOLDEN = {
     "E0042": "of a check that takes a minute",
     "E0043": "of two recipes in one command",
     "E0425": "of a pipe, which no repository holds",
+    "E0667": "of `recipe serve pin`",
     "E1001": "of a compiled step",
     "E1002": "of a compiled step",
     "E1003": "of a compiled step",

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from recipec.compiler.cli.arguments.common import Recipe
+
 Artifact = Annotated[
     Path,
     typer.Argument(metavar="ARTIFACT", help="An artifact's folder: generated/NAME."),
@@ -41,6 +43,21 @@ class UpArguments:
             help="With --detach: how long the server may load and compile; by default 30.",
         ),
     ] = None
+
+
+@dataclass(frozen=True)
+class PinArguments:
+    """Write the digest of the server's image into the recipe.
+
+    The registry is asked for the digest of serve.image through a Docker engine. The name keeps its tag. If
+    the tag has moved since, the new digest replaces the old one. Nothing else in the file changes.
+    """
+
+    recipe: Recipe
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Write nothing; exit with 1 if the digest is missing or not current."),
+    ] = False
 
 
 @dataclass(frozen=True)
