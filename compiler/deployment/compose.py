@@ -120,10 +120,10 @@ def _pull(engine: Engine, image: ImageName, say: Say) -> None:
     Raises:
         ArtifactError: the image does not exist, or does not fit the disk.
     """
-    # Like the engine, accept a registry on this machine without TLS.
-    without_tls = ("--insecure",) if is_loopback(image.registry.rpartition(":")[0] or image.registry) else ()
+    # Like the engine, take any certificate of a registry on this machine.
+    unverified = ("--insecure",) if is_loopback(image.registry.rpartition(":")[0] or image.registry) else ()
     manifest = subprocess.run(
-        ["docker", "manifest", "inspect", "--verbose", *without_tls, image.exact],
+        ["docker", "manifest", "inspect", "--verbose", *unverified, image.exact],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
