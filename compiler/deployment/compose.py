@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recipec.compiler import terminal
 from recipec.compiler.deployment import preflight
 from recipec.compiler.deployment.engine import (
     LOG_LINES,
@@ -20,7 +21,6 @@ from recipec.compiler.deployment.engine import (
     why_it_ended,
 )
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.terminal import log
 from recipec.compiler.vllm.image_name import ImageName
 from recipec.compiler.wording import as_typed
 from recipec.runtime.clients.hosts import is_loopback
@@ -70,7 +70,7 @@ def up(
     preflight.check_port(artifact)
     _check_compose()
     with connected("recipe serve up") as engine:
-        log.info("Docker Engine %s at %s", engine.version, engine.host)
+        terminal.log.info("Docker Engine %s at %s", engine.version, engine.host)
         warnings = [
             *artifact.notes,
             *preflight.warnings(artifact),
@@ -86,7 +86,7 @@ def up(
         try:
             _start(artifact, detach, named, engine)
             if detach:
-                _wait(artifact, engine, 60 * (minutes or container.startup_minutes), say)
+                _wait(artifact, engine, 60 * (minutes or container.startup_minutes))
                 engine.restart_unless_stopped(_server(artifact))
             keeps_running = detach
         finally:
@@ -165,7 +165,7 @@ def _start(artifact: ServedArtifact, detach: bool, folders: Mapping[str, str], e
         )
 
 
-def _wait(artifact: ServedArtifact, engine: Engine, seconds: float, say: Say) -> None:
+def _wait(artifact: ServedArtifact, engine: Engine, seconds: float) -> None:
     """Wait until the server's health check passes, and show the last line of its log meanwhile.
 
     Raises:
@@ -187,7 +187,7 @@ def _wait(artifact: ServedArtifact, engine: Engine, seconds: float, say: Say) ->
             progress.advance(time.monotonic() - progress.started - progress.done)
             time.sleep(POLL_SECONDS)
     for line in engine.log(server, LAST_LINES):
-        say(line)
+        terminal.say(line)
     if state is None:
         raise ArtifactError(
             f"the container {server} is gone", "somebody removed it; start it again: recipe serve up"
@@ -203,7 +203,7 @@ def _wait(artifact: ServedArtifact, engine: Engine, seconds: float, say: Say) ->
 
 def _ended(artifact: ServedArtifact, state: ContainerState, engine: Engine) -> ArtifactError:
     why = why_it_ended(state, engine.log(_server(artifact), LOG_LINES))
-    return ArtifactError(f"{artifact.name} did not stay up: {why}", "its log is above")
+    return ArtifactError(f"{artifact.name} did not stay up: {why}", "its output is above")
 
 
 def _check_compose() -> None:

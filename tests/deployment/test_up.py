@@ -148,14 +148,18 @@ TRACE = """\
     ],
 )
 def test_server_that_does_not_become_ready_is_told_why_and_removed(
-    states: list[dict[str, Any]], why: str, artifact: Path, docker: Docker, engine: FakeEngine
+    states: list[dict[str, Any]],
+    why: str,
+    artifact: Path,
+    docker: Docker,
+    engine: FakeEngine,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     engine.states, engine.log = states, TRACE
-    said: list[str] = []
     with pytest.raises(ArtifactError) as caught:
-        up(open_artifact(artifact), said.append, detach=True, minutes=0.005)
+        up(open_artifact(artifact), print, detach=True, minutes=0.005)
     assert re.match(rf"sample did not (stay up: |become ready ){re.escape(why)}", str(caught.value))
-    assert TRACE.splitlines()[0] in said and docker.words()[1:] == [DOWN]
+    assert TRACE.splitlines()[0] in capsys.readouterr().err and docker.words()[1:] == [DOWN]
 
 
 def test_failed_build_leaves_no_container(artifact: Path, docker: Docker, engine: FakeEngine) -> None:
