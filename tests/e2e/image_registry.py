@@ -1,4 +1,4 @@
-"""A registry on this machine with one image, whose program prints a line and ends with status 7."""
+"""A registry on this machine with small images, whose programs print a line, and wait or end."""
 
 from __future__ import annotations
 
@@ -29,21 +29,29 @@ STATUS = 7
 
 BASE = 0x400000
 HEADERS = 64 + 56
+CODE = 48
+"""Bytes of a program's instructions, after which its text lies."""
 
 
-def program() -> bytes:
-    """Return an ELF program for x86-64 that writes LINE to its standard error and ends with STATUS."""
+def program(status: int, waits: bool) -> bytes:
+    """Return an ELF program for x86-64 that writes LINE to its standard error.
+
+    Args:
+        status: with which it ends.
+        waits: whether it first waits for a signal.
+    """
     code = b"".join(
         [
             b"\xbf" + struct.pack("<I", 2),  # mov edi, 2
-            b"\xbe" + struct.pack("<I", BASE + HEADERS + 37),  # mov esi, LINE
+            b"\xbe" + struct.pack("<I", BASE + HEADERS + CODE),  # mov esi, LINE
             b"\xba" + struct.pack("<I", len(LINE)),  # mov edx, its length
             b"\xb8\x01\x00\x00\x00\x0f\x05",  # mov eax, write; syscall
-            b"\xbf" + struct.pack("<I", STATUS),  # mov edi, STATUS
+            b"\xb8\x22\x00\x00\x00\x0f\x05" if waits else b"",  # mov eax, pause; syscall
+            b"\xbf" + struct.pack("<I", status),  # mov edi, status
             b"\xb8\x3c\x00\x00\x00\x0f\x05",  # mov eax, exit; syscall
         ]
     )
-    text = code.ljust(37, b"\x90") + LINE
+    text = code.ljust(CODE, b"\x90") + LINE
     head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
     head += struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, BASE + HEADERS, 64, 0, 0, 64, 56, 1, 64, 0, 0)
     size = HEADERS + len(text)
@@ -64,17 +72,19 @@ class Registry:
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, tuple[str, bytes]] = field(default_factory=dict)
 
-    def publish(self, tag: str, seed: int, size: int = 3_000_000) -> str:
+    def publish(self, tag: str, seed: int, size: int = 3_000_000, healthy: bool = False) -> str:
         """Publish an image for linux/amd64 under an index, and return the index's digest.
 
         Args:
             seed: of the bytes that fill the image, so that another seed gives another digest.
             size: how many bytes they are.
+            healthy: whether its server runs and passes its health check. Otherwise it ends with STATUS.
         """
         archive = io.BytesIO()
         with tarfile.open(fileobj=archive, mode="w") as tar:
             for name, data, mode in (
-                ("usr/bin/vllm", program(), 0o755),
+                ("usr/bin/vllm", program(STATUS, waits=healthy), 0o755),
+                ("usr/bin/python3", program(0, waits=False), 0o755),
                 ("filling", random.Random(seed).randbytes(size), 0o644),
             ):
                 info = tarfile.TarInfo(name)

@@ -88,3 +88,24 @@ def test_up_pulls_the_pinned_image_and_says_why_its_server_ended(
     assert why in told
     assert engine.containers() == []
     assert "pulling" not in recipe("up", folder, *detach)[1]
+
+
+@pytest.mark.e2e
+def test_detached_server_runs_once_its_health_check_passes(
+    images: Registry, recipe: Recipe, engine: Engine, tmp_path: Path
+) -> None:
+    digest = images.publish("healthy", 20, healthy=True)
+    name = f"{images.address}/vllm/vllm-tpu:healthy@{digest}"
+    folder = build(tmp_path, f"serve.image={name}", f"serve.port={free_port()}")
+    status, told = recipe("up", folder, "--detach", "--wait", "3")
+    assert status == 0 and "sample is ready: http://127.0.0.1:" in told
+    form = "{{.State.Health.Status}} {{.HostConfig.RestartPolicy.Name}}"
+    assert engine.docker("inspect", "--format", form, "sample-vllm-1").split() == [
+        "healthy",
+        "unless-stopped",
+    ]
+    assert recipe("down", folder, "--volumes")[0] == 0
+    assert engine.containers() == []
+    status, told = recipe("up", folder, "--detach", "--wait", "0.02")
+    assert status == 1 and "error: sample did not become ready within 1 s" in told
+    assert engine.containers() == []
