@@ -193,7 +193,7 @@ def test_twenty_lora_steps_match_tunix(
         f"gradient norms by {norm_apart:.1e}, adapters by {apart:.1e}, which moved by {moved:.1e}, "
         f"merged weights by {merged.apart:.1e}, which moved by {merged.moved:.1e}"
     )
-    record_property("losses", loss_apart / loss.max())
+    record_property("losses", float(loss_apart / loss.max()))
     assert len(loss) == len(norm) == STEPS and norm.max() > CLIP, "clipping takes part"
     assert loss_apart <= 1e-5 * loss.max() and norm_apart <= 1e-4
     assert apart <= 0.02 * moved and moved > 5e-3
