@@ -216,7 +216,7 @@ def _memory(estimate: Estimate) -> Section:
         "barmode": "stack",
         "xaxis": axis("GiB", range=[0, max(memory.used / GIB, end) * 1.01]),
         "yaxis": {"visible": False},
-        "margin": {"l": 8, "r": 12, "t": 46, "b": 140},
+        "margin": {"l": 8, "r": 12, "t": 46, "b": 190},
         "shapes": [shape for shape, _ in rules],
         "annotations": [note for _, note in rules],
     }
@@ -230,7 +230,7 @@ def _memory(estimate: Estimate) -> Section:
         excerpt=Excerpt(len(rows) - len(sums), (0, 1, 2)),  # the sum and what is left are among the figures
     )
     against = f"HBM of one device by part, against the {capacity(memory.available)} that it has."
-    blocks: list[Any] = [Plot("memory-parts", "", data, layout, 320, what=against, after=(parts,))]
+    blocks: list[Any] = [Plot("memory-parts", "", data, layout, 370, what=against, after=(parts,))]
     if estimate.largest:
         largest = [
             (starred(temporary.name), temporary.shape, number(temporary.count), gib(temporary.bytes))
