@@ -44,6 +44,7 @@ from recipec.compiler.catalog.finding import (
     instead_of_quantized,
     known,
     of_hub,
+    positions_of,
 )
 from recipec.compiler.catalog.listing import (
     causal_models,
@@ -91,6 +92,7 @@ __all__ = [
     "nearest",
     "of_hub",
     "original_of",
+    "positions_of",
     "tensors_in",
     "tensors_text",
     "title",

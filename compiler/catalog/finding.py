@@ -87,7 +87,7 @@ class Model:
         Args:
             overrides: keys that replace those of config.json, as in vLLM's --hf-overrides.
         """
-        return positions(self.config, overrides or {}, complete=self.origin != "catalog")
+        return positions_of(self.config, self.origin, overrides)
 
     @property
     def window(self) -> int | None:
@@ -174,6 +174,13 @@ E0804 = Code(
     cause="The compiler cannot read the config.json of a gs:// model.",
     cure="Use the Hugging Face id or a directory as model.id, and pass the address to train.py with --model.",
 )
+
+
+def positions_of(
+    config: Mapping[str, Any], origin: str, overrides: Mapping[str, Any] | None = None
+) -> int | None:
+    """Return what `Model.positions` returns, from the model's `config` and `origin`."""
+    return positions(config, overrides or {}, complete=origin != "catalog")
 
 
 def find(model_id: str, folder: Path) -> Model:

@@ -2,7 +2,8 @@
 
 The placement of each array is from the sources of tpu-inference. Its JAX models split heads, features and the
 vocabulary over the devices of a replica, and keep norms and other small arrays whole on each. vLLM's own
-models on torchax, which serve Gemma 2 and 3, do the same for the purposes of this file.
+models on torchax do the same, and hold a few arrays more (`_torch`). docs/planning.md compares the sizes with
+logs.
 
 The layout of the cache is from the same sources. In each layer, the keys and values of a token are
 interleaved in slots: one key slot and one value slot for every head that the device stores. This holds even
@@ -25,6 +26,7 @@ from recipec.compiler.roofline.server_results import Cache, Weights
 from recipec.compiler.roofline.training_step import multiplies
 from recipec.compiler.vllm import features
 from recipec.compiler.vllm.blocks import SMALL_HEAD, batched_kernel, decode_blocks, default_block, read_tokens
+from recipec.compiler.vllm.flags import by_flag
 from recipec.compiler.wording import split_layer
 from recipec.runtime.model.families.base import EXPERTS, HYBRID, LINEAR, Parameter
 
@@ -35,32 +37,55 @@ if TYPE_CHECKING:
 
 LANES = 128
 """A head's size is padded to a multiple of this. Heads of 64 are not padded: they have their own kernel."""
+VOCABULARY = 64
+"""vLLM's own models pad the vocabulary to a multiple of this."""
 
 VISION = "vision tower"
 
 
 @dataclass(frozen=True)
 class Tower:
-    """A vision tower.
+    """The vision tower of a model, and its projection to the text model.
 
     Attributes:
-        positions: rows of its position table, of which there is one for each coordinate. The tables are
-            whole on each device.
+        split: numbers that are split over the devices.
+        whole: numbers that are whole on each device.
+        apart: what is whole, in words.
     """
 
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    head_dim: int
-    patch: int
-    positions: int
+    split: int
+    whole: int
+    apart: str
 
 
-LARGE_TOWER = Tower(1152, 4304, 27, 16, 72, 16, 10_240)
-TOWERS = {"Gemma 4 31B": LARGE_TOWER, "Gemma 4 26B-A4B": LARGE_TOWER}
+def _encoder(
+    text: int, hidden: int, intermediate: int, layers: int, heads: int, head_dim: int, positions: int
+) -> Tower:
+    """Return a vision transformer on patches of 16 x 16 pixels in three colors.
+
+    Args:
+        text: hidden size of the text model.
+        positions: rows of its position table, of which there is one for each coordinate.
+    """
+    layer = 4 * hidden * heads * head_dim + 3 * hidden * intermediate
+    return Tower(
+        layers * layer + 3 * 16**2 * hidden + hidden * text, 2 * positions * hidden, "positions whole"
+    )
+
+
+SMALL, LARGE = (768, 3072, 16, 12, 64, 10_240), (1152, 4304, 27, 16, 72, 10_240)
+TOWERS = {
+    "Gemma 4 E2B": _encoder(1536, *SMALL),
+    "Gemma 4 E4B": _encoder(2560, *SMALL),
+    # No encoder: patches of 48 x 48 pixels are projected, and what follows is whole on each device.
+    "Gemma 4 12B": Tower(3 * 48**2 * 3840, (2 * 1120 + 3840 + 640) * 3840, "projection whole"),
+    "Gemma 4 26B-A4B": _encoder(2816, *LARGE),
+    "Gemma 4 31B": _encoder(5376, *LARGE),
+}
 """Vision towers by the model's title, from the published config.json. At TP 8, the tower of the 31B takes
 0.18 GB a chip, as in the compiled server."""
+HEARING = ("Gemma 4 E2B", "Gemma 4 E4B")
+"""Models with an audio tower, which tpu-inference's JAX models leave out."""
 
 KEYS = re.compile(r"attn\.(k_proj|v_proj)\.w$")
 ATTENTION = re.compile(r"attn\.(q_proj|q_b_proj|kv_b_proj|o_proj)\.w$")
@@ -75,6 +100,10 @@ MLP = re.compile(r"\.mlp\.(shared\.)?\w+_proj\.kernel$|\.mlp\.c_\w+\.kernel$")
 def runs_jax_model(program: Program) -> bool:
     """Return whether tpu-inference's own JAX model is used, rather than vLLM's model on torchax."""
     return features.runs_jax_model(program.config, program.recipe.server)
+
+
+def _config(program: Program) -> Mapping[str, Any]:
+    return features.served_config(program.config, program.recipe.server)
 
 
 def padded_head(head_dim: int) -> int:
@@ -110,6 +139,12 @@ def shares_cache(architecture: Any, layer: int) -> bool:
     return bool(own and own(layer))
 
 
+def keys_serve_as_values(architecture: Any, layer: int) -> bool:
+    """Return whether a layer has one projection for keys and values."""
+    own = getattr(architecture, "keys_as_values", None)
+    return bool(own and own(layer))
+
+
 def weights(program: Program) -> list[Weights]:
     """Return the weights of one device, with arrays of one kind and placement summed.
 
@@ -128,29 +163,34 @@ def weights(program: Program) -> list[Weights]:
 def missing(program: Program) -> str | None:
     """Return a sentence about parts of the checkpoint that `weights` does not count, or None."""
     more, model = facts_of(program.family.name).served.towers, program.recipe.model.id
-    known = catalog.entry_of(model)
+    known, title = catalog.entry_of(model), catalog.title(model)
     text_alone = known is not None and "text_config" not in known["config"]
-    if more is None or text_alone or catalog.title(model) in TOWERS:
-        return None
+    if more is None or text_alone or title in TOWERS:
+        heard = title in HEARING and not runs_jax_model(program)
+        return "vLLM's own model has an audio tower, which is not counted" if heard else None
     return f"multimodal checkpoints have {more} whose size is not known here: it is not counted"
 
 
 def _text(program: Program) -> Iterator[Weights]:
     """Yield the weights of each array of the text model.
 
-    This includes key and value projections of layers that share another layer's cache. They are unused, but
-    tpu-inference has them in every layer.
+    This includes arrays that a checkpoint does not have: key and value projections of layers that share
+    another layer's cache, which are unused but in every layer, and what vLLM's own models add (`_torch`).
     """
     serve, merge = program.recipe.server, program.recipe.merge
     plain = 4 if str(serve.extra_args.get("dtype", "")) in ("float32", "float") else 2
     linear = 1 if serve.quantization or merge.quantization else plain
     by_server = 1 if serve.quantization else plain  # for arrays that merge.quantization does not change
     tied = not any(parameter.path == "lm_head.w" for parameter in program.parameters)
+    copied = tied and not runs_jax_model(program) and not features.head_is_embedding(_config(program))
     for parameter in program.parameters:
         path, numbers, tp = parameter.path, float(math.prod(parameter.shape)), serve.tensor_parallel_size
         split = f"split over {tp}" if tp > 1 else "whole"
         if path.startswith("embedder.") and path.endswith("input_embedding"):
-            yield _embedding(parameter, plain, tp, split, tied)
+            yield _embedding(parameter, plain, tp, split, tied and not copied)
+            if copied and path == "embedder.input_embedding":
+                local = _rows(parameter, math.lcm(VOCABULARY, tp)) / tp
+                yield Weights("output head", plain, split, local * plain, local * plain, 0.0, local)
         elif path == "lm_head.w":
             alone = facts_of(program.family.name).served.whole_head and runs_jax_model(program) and tp > 1
             local, placed = (numbers, "whole on each") if alone else (numbers / tp, split)
@@ -168,7 +208,8 @@ def _text(program: Program) -> Iterator[Weights]:
         elif MLP.search(path):
             yield _used("MLP", linear, split, numbers / tp)
         elif EXPERTS.search(path.removesuffix("_bias")):
-            size, (experts, used) = numbers * by_server / tp, program.architecture.routing
+            size = _padded_experts(parameter, serve) * by_server / tp
+            experts, used = program.architecture.routing
             matrix = numbers * used / experts / tp if multiplies(parameter) else 0.0
             yield Weights("experts", by_server, split, size, size, matrix, 0.0)
         else:
@@ -182,6 +223,43 @@ def _text(program: Program) -> Iterator[Weights]:
             size = 2.0 * heads * padded_head(head) * program.architecture.hidden_size
             local, placed = _split_keys(program, size, heads, serve.tensor_parallel_size)
             yield Weights("keys and values, not used", linear, placed, local * linear, 0.0, 0.0, 0.0)
+    if not runs_jax_model(program):
+        yield from _torch(program, linear, plain)
+
+
+def _torch(program: Program, linear: int, plain: int) -> Iterator[Weights]:
+    """Yield what vLLM's own models store in addition to the checkpoint: values of layers whose keys serve as
+    values, and sines and cosines of each kind of rotation for all of the model's positions.
+
+    Args:
+        linear, plain: bytes of a number in linear layers and elsewhere.
+    """
+    a: Any = program.architecture
+    tp = program.recipe.server.tensor_parallel_size
+    for layer in range(a.num_layers):
+        if keys_serve_as_values(a, layer):
+            size = float(a.hidden_size * a.kv_heads(layer) * padded_head(layer_head_dim(a, layer)))
+            local, placed = _split_keys(program, size, a.kv_heads(layer), tp)
+            yield _used("keys and values", linear, placed, local)
+    rows = catalog.positions_of(program.config, program.model_origin)
+    if rows is not None and features.implementation(_config(program)) != "transformers":
+        placed = "whole on each" if tp > 1 else "whole"
+        rotations = {rope: rope.turned(a.turned_dim(kind)) for kind, rope in getattr(a, "ropes", ())}
+        for turned in rotations.values():
+            yield Weights("rotary tables", plain, placed, float(rows * turned * plain), 0.0, 0.0, 0.0)
+
+
+def _padded_experts(parameter: Parameter, serve: Serve) -> float:
+    """Return the numbers of an array of experts in memory, over all devices of a replica.
+
+    tpu-inference pads the gate and up projections on each device to a multiple of 128 features, and leaves
+    the down projection as it is. With expert parallelism, a device has whole experts.
+    """
+    *others, width = parameter.shape
+    if not parameter.path.removesuffix("_bias").endswith("gate_up"):
+        return float(math.prod(parameter.shape))
+    parts = 1 if by_flag(serve.extra_args).get("enable-expert-parallel") else serve.tensor_parallel_size
+    return float(math.prod(others) * -(-width // (parts * LANES)) * parts * LANES)
 
 
 def _used(name: str, number_bytes: int, placed: str, local: float) -> Weights:
@@ -194,18 +272,23 @@ def _embedding(parameter: Parameter, number_bytes: int, tp: int, split: str, tie
 
     Looking up a row reads almost nothing. The token embedding is read whole if it is also the output head.
     """
-    rows, *row = parameter.shape
-    local = float(-(-rows // tp) * math.prod(row))
+    local = _rows(parameter, tp) / tp
     head = tied and parameter.path == "embedder.input_embedding"
     read = local * number_bytes if head else 0.0
     return Weights("embeddings", number_bytes, split, local * number_bytes, read, 0.0, local if head else 0.0)
 
 
+def _rows(parameter: Parameter, multiple: int) -> float:
+    """Return the numbers of an embedding whose rows are padded to a multiple."""
+    rows, *row = parameter.shape
+    return float(-(-rows // multiple) * multiple * math.prod(row))
+
+
 def _keys(program: Program, parameter: Parameter, number_bytes: int, tp: int) -> Weights:
     """Return a key or value projection, which is split by heads if the devices divide the heads.
 
-    Otherwise, Gemma 4's JAX model splits each head over all devices. Other models give each device a head, so
-    that several devices hold the same head.
+    Otherwise, Gemma 4's JAX model and vLLM's own models split each head over all devices. Other JAX models
+    give each device a head, so that several devices hold the same head.
     """
     layer, numbers = _layer(parameter.path), float(math.prod(parameter.shape))
     heads, head = program.architecture.kv_heads(layer), layer_head_dim(program.architecture, layer)
@@ -220,7 +303,7 @@ def _split_keys(program: Program, numbers: float, heads: int, tp: int) -> tuple[
         return numbers, "whole"
     if heads % tp == 0:
         return numbers / tp, f"split over {tp}"
-    if facts_of(program.family.name).served.split_heads and runs_jax_model(program):
+    if facts_of(program.family.name).served.split_heads or not runs_jax_model(program):
         return numbers / tp, f"each of {heads} heads split over {tp}"
     return numbers / heads * -(-heads // tp), f"{heads} heads repeated over {tp}"
 
@@ -234,14 +317,11 @@ def _layer(path: str) -> int:
 def _vision(program: Program) -> Iterator[Weights]:
     """Yield the vision tower and its projection, in bfloat16. Text requests read none of it."""
     tower = TOWERS.get(catalog.title(program.recipe.model.id))
-    if tower is None:
+    if tower is None or catalog.architecture_class(_config(program)).endswith("ForCausalLM"):
         return
-    tp, hidden = program.recipe.server.tensor_parallel_size, tower.hidden
-    layer = 4 * hidden * tower.heads * tower.head_dim + 3 * hidden * tower.intermediate
-    split = tower.layers * layer + 3 * tower.patch**2 * hidden + hidden * program.architecture.hidden_size
-    table = 2 * tower.positions * hidden
-    placed = f"split over {tp}, positions whole" if tp > 1 else "whole"
-    yield Weights(VISION, 2, placed, 2 * (split / tp + table), 0.0, 0.0, 0.0)
+    tp = program.recipe.server.tensor_parallel_size
+    placed = f"split over {tp}, {tower.apart}" if tp > 1 else "whole"
+    yield Weights(VISION, 2, placed, 2 * (tower.split / tp + tower.whole), 0.0, 0.0, 0.0)
 
 
 WORD_BYTES = 4

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.catalog import architecture_class
-from recipec.compiler.vllm.flags import flags
+from recipec.compiler.vllm.flags import by_flag, flags
+from recipec.compiler.vllm.lengths import overrides
 from recipec.runtime.model.adapters import principal
 
 if TYPE_CHECKING:
@@ -39,15 +40,29 @@ def implementation(config: Mapping[str, Any]) -> str | None:
     return next((kind for kind in ("jax", "torch", "transformers") if name in models[kind]), None)
 
 
+def served_config(config: Mapping[str, Any], serve: Serve) -> Mapping[str, Any]:
+    """Return a checkpoint's config.json with the class that --hf-overrides names, if it names one."""
+    named = overrides(by_flag(serve.extra_args)).get("architectures")
+    return {**config, "architectures": named} if isinstance(named, list) and named else config
+
+
 def runs_jax_model(config: Mapping[str, Any], serve: Serve) -> bool:
     """Return whether tpu-inference's own JAX model runs, rather than vLLM's on torchax."""
-    return implementation(config) == "jax" and serve.env.get(IMPLEMENTATION) != "vllm"
+    return implementation(served_config(config, serve)) == "jax" and serve.env.get(IMPLEMENTATION) != "vllm"
 
 
 def takes_adapters(config: Mapping[str, Any]) -> bool:
     """Return whether vLLM's model of a checkpoint, or the one from transformers inside it, supports LoRA."""
     without = features()["models"]["without_adapters"]
     return implementation(config) is not None and architecture_class(config) not in without
+
+
+def head_is_embedding(config: Mapping[str, Any]) -> bool:
+    """Return whether vLLM's own model of a checkpoint with a tied head multiplies with the embedding itself.
+
+    In the others, the head is a layer of its own. tpu-inference places the weights of each layer, so that
+    tied ones are in memory twice."""
+    return architecture_class(config) in features()["models"]["head_is_embedding"]
 
 
 def replicas_in_one_process(serve: Serve) -> bool:

@@ -24,7 +24,7 @@ def longest_request(model: Model | None, serve: Serve) -> int | None:
     flags = by_flag(serve.extra_args)
     if model is None or any(name in flags for name in OTHER_CONFIG):
         return None
-    most = model.positions(_overrides(flags))
+    most = model.positions(overrides(flags))
     if flags.get("disable-sliding-window") is True and (seen := model.window) is not None:
         return seen if most is None else min(most, seen)
     return most
@@ -35,7 +35,7 @@ def allows_longer(serve: Serve) -> bool:
     return serve.env.get(ALLOWED, "").lower() in ("1", "true")
 
 
-def _overrides(flags: Mapping[str, Any]) -> dict[str, Any]:
+def overrides(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of config.json that --hf-overrides replaces, whole or by --hf-overrides.KEY."""
     whole = flags.get("hf-overrides")
     whole = json_value(whole) if isinstance(whole, str) else whole

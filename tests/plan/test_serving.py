@@ -175,7 +175,8 @@ def test_latent_attention_cache_is_whole_on_each_device(planned: Plan) -> None:
 
 
 def test_qwen3_next_weight_bytes_match_hand_counts(planned: Plan) -> None:
-    """Plan Qwen 3 Next: three delta-net layers, the second without experts, and one attention layer."""
+    """Plan Qwen 3 Next, on vLLM's own model: three delta-net layers, the second without experts, and one
+    attention layer."""
     linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16}
     mixed = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "mlp_only_layers": [1]}
     sizes = {"num_hidden_layers": 4, "linear_value_head_dim": 32, "shared_expert_intermediate_size": 48}
@@ -190,7 +191,8 @@ def test_qwen3_next_weight_bytes_match_hand_counts(planned: Plan) -> None:
         ("attention", split): 256 * 8 * (2 * 128) + 8 * 128 * 256,
         ("keys and values", split): 2 * 256 * 4 * 128,
         ("MLP", split): 3 * 256 * (3 * 48 + 512),
-        ("experts", split): 3 * 8 * 3 * 256 * 64,
+        # Each device pads its 32 features of the gate and up projections to 128.
+        ("experts", split): 3 * 8 * 256 * (2 * 2 * 128 + 64),
         ("norms and small projections", "whole on each"): small * 2,
         ("output head", split): 256 * 1001,
     }
@@ -274,7 +276,9 @@ def test_layers_with_a_shared_cache_store_nothing_and_are_read(planned: Plan) ->
     per_layer = 262_144 * 35 * 256 * 2
     assert weights["embeddings", "whole"] == per_layer + 262_144 * 1536 * 2
     assert step.weight_bytes < plan.weight_bytes - per_layer
-    assert any("audio tower" in note for note in plan.notes)
+    patches = 16 * (4 * 768 * 768 + 3 * 768 * 3072) + 3 * 256 * 768 + 768 * 1536 + 2 * 10_240 * 768
+    assert weights["vision tower", "whole"] == 2 * patches
+    assert not any("audio tower" in note for note in plan.notes)
 
 
 def test_key_value_heads_are_repeated_if_devices_outnumber_them(planned: Plan) -> None:
@@ -326,7 +330,8 @@ def test_experts_halve_only_if_served_in_fp8_and_are_read_by_use(planned: Plan) 
         planned(model, "serve.quantization=fp8"),
     )
     key = ("experts", "split over 8")
-    experts = 30 * 128 * 3 * 2816 * 704 * 2 / 8
+    # 88 features of the gate and up projections on each device are padded to 128.
+    experts = 30 * 128 * 2816 * (2 * 128 + 88) * 2
     assert weights_of(plain)[key] == weights_of(merged)[key] == experts == 2 * weights_of(served)[key]
     one, many = plain.decode[:2]
     assert one.sequences == 1 and many.sequences == 64
@@ -334,6 +339,28 @@ def test_experts_halve_only_if_served_in_fp8_and_are_read_by_use(planned: Plan) 
     assert many.weight_bytes - one.weight_bytes == pytest.approx(
         experts * ((1 - (120 / 128) ** 64) - 8 / 128)
     )
+
+
+def test_experts_are_whole_on_a_device_with_expert_parallelism(planned: Plan) -> None:
+    flag = "serve.extra_args={enable_expert_parallel: true, gpu_memory_utilization: 0.9}"
+    plan = planned("model.id=google/gemma-4-26B-A4B-it", flag)
+    assert weights_of(plan)["experts", "split over 8"] == 30 * 128 / 8 * 2816 * (2 * 768 + 704) * 2
+
+
+def test_vllms_own_model_has_a_second_head_rotary_tables_and_split_heads(planned: Plan) -> None:
+    """Plan a tied model of a class that tpu-inference does not implement, and one that it does."""
+    config = {**DENSE, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    weights = weights_of(planned(config={**config, "tie_word_embeddings": True}))
+    assert weights["output head", "split over 8"] == 256 * 128 * 2  # 1,001 rows padded to 1,024
+    assert weights["embeddings", "split over 8"] == 256 * 126 * 2
+    assert weights["rotary tables", "whole on each"] == 16384 * 128 * 2
+    assert weights["keys and values", "each of 4 heads split over 8"] == 2 * 2 * 256 * 4 * 128 / 8 * 2
+    # Gemma 2 multiplies with the embedding itself.
+    assert ("output head", "split over 8") not in weights_of(planned("model.id=google/gemma-2-27b-it"))
+    known = weights_of(planned(config={**LLAMA, "tie_word_embeddings": True}))
+    assert not {"output head", "rotary tables"} & {name for name, _ in known}
+    heard = planned("model.id=google/gemma-4-E2B-it", "serve.env={MODEL_IMPL_TYPE: vllm}")
+    assert "vLLM's own model has an audio tower, which is not counted" in heard.notes
 
 
 def test_windows_limit_the_cache_of_gemma_3_unless_hybrid_cache_is_off(planned: Plan) -> None:
