@@ -29,6 +29,7 @@ from recipec.compiler.roofline.server_memory import (
     read_bytes,
     runs_jax_model,
     sequence_bytes,
+    state_pool_bytes,
     weights,
     windows_bound,
 )
@@ -54,25 +55,31 @@ class Limits:
 
     Attributes:
         longest: max_model_len.
-        cache_bytes: bytes of a device for the cache; 0 when the weights take all.
+        caches: the caches that grow with the sequences: all, or without states that have a pool.
+        state_bytes: bytes of a device for the pool of states; 0 without one.
+        cache_bytes: bytes of a device for the other caches; 0 when the weights take all.
         bounded: the argument `bounded` of `cache.sequence_bytes`.
-        sequence_bytes: bytes of a device that a sequence of max_model_len takes.
     """
 
     longest: int
+    caches: tuple[Cache, ...]
+    state_bytes: float
     cache_bytes: float
     bounded: int | None
-    sequence_bytes: float
+
+    def taken(self, tokens: float) -> float:
+        """Return the bytes of a device that a sequence takes of `cache_bytes`."""
+        return sequence_bytes(self.caches, tokens, self.bounded)
 
     @property
     def sequences_fit(self) -> int:
         """Sequences of max_model_len that the cache holds at once."""
-        return int(self.cache_bytes // self.sequence_bytes)
+        return int(self.cache_bytes // self.taken(self.longest))
 
     @property
     def tokens_fit(self) -> int:
         """Tokens of such sequences that the cache holds."""
-        return int(self.cache_bytes * self.longest // self.sequence_bytes)
+        return int(self.cache_bytes * self.longest // self.taken(self.longest))
 
 
 @dataclass(frozen=True)
@@ -97,12 +104,14 @@ class Server:
         serve, accelerator = self.program.recipe.server, self.program.serve_accelerator
         assert accelerator is not None
         usable = accelerator.hbm_bytes_per_device * memory_share(serve.extra_args)
-        bounded = serve.max_num_batched_tokens if windows_bound(self.program, self.caches) else None
+        left = max(0.0, usable - sum(one.bytes for one in self.weights))
+        states = state_pool_bytes(self.caches, serve, left)
         return Limits(
             longest=serve.max_model_len,
-            cache_bytes=max(0.0, usable - sum(one.bytes for one in self.weights)),
-            bounded=bounded,
-            sequence_bytes=sequence_bytes(self.caches, serve.max_model_len, bounded),
+            caches=tuple(one for one in self.caches if not states or one.bytes_per_token),
+            state_bytes=states,
+            cache_bytes=max(0.0, left - states),
+            bounded=serve.max_num_batched_tokens if windows_bound(self.program, self.caches) else None,
         )
 
     def decode(self, sequences: float, context: float) -> StepBounds:
@@ -240,7 +249,7 @@ def load(
     context, limits, serve = prompt + answer / 2, server.limits, server.program.recipe.server
     replicas = serve.data_parallel_size
     most, limited_by = min(
-        (limits.cache_bytes / sequence_bytes(server.caches, context, limits.bounded), "cache"),
+        (limits.cache_bytes / limits.taken(context), "cache"),
         (float(serve.max_num_seqs), "max_num_seqs"),
         (prompts / replicas, "prompts"),
     )
@@ -330,6 +339,7 @@ def plan_serving(program: Program) -> ServingPlan:
         windows_bound=limits.bounded is not None,
         hbm_bytes=accelerator.hbm_bytes_per_device,
         memory_share=share,
+        state_bytes=limits.state_bytes,
         cache_bytes=limits.cache_bytes,
         max_model_len=serve.max_model_len,
         max_num_seqs=serve.max_num_seqs,
@@ -341,7 +351,7 @@ def plan_serving(program: Program) -> ServingPlan:
             load(server, length, benchmark.output_length, rate, benchmark.prompts, usd)
             for length in lengths
             for rate in rates
-            if limits.cache_bytes >= sequence_bytes(kinds, length + benchmark.output_length, limits.bounded)
+            if limits.cache_bytes >= limits.taken(length + benchmark.output_length)
         ),
         comparisons=tuple(_comparisons(program, server, weight_bytes)),
         notes=tuple(notes(program, kinds, limits.bounded is not None, share)),
@@ -352,7 +362,7 @@ def _decode_steps(server: Server, contexts: Sequence[int]) -> Iterator[StepBound
     """Yield decode steps at each context, with one sequence and with as many as the server takes."""
     limits, most = server.limits, server.program.recipe.server.max_num_seqs
     for context in contexts:
-        fit = int(limits.cache_bytes // sequence_bytes(server.caches, context, limits.bounded))
+        fit = int(limits.cache_bytes // limits.taken(context))
         for sequences in sorted({1, max(1, min(most, fit))}):
             yield server.decode(sequences, context)
 

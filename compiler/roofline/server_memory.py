@@ -107,8 +107,13 @@ def _config(program: Program) -> Mapping[str, Any]:
 
 
 def padded_head(head_dim: int) -> int:
-    """Return the padded size of a head in weights and cache."""
+    """Return the padded size of a head in the cache, and in the weights of JAX models."""
     return head_dim if head_dim == LANES // 2 else -(-head_dim // LANES) * LANES
+
+
+def _weight_head(program: Program, head_dim: int) -> int:
+    """Return the size of a head in the weights."""
+    return padded_head(head_dim) if runs_jax_model(program) else head_dim
 
 
 def layer_head_dim(architecture: Any, layer: int) -> int:
@@ -200,7 +205,7 @@ def _text(program: Program) -> Iterator[Weights]:
         elif ATTENTION.search(path):
             # Each of these arrays has one axis of the head size.
             head = layer_head_dim(program.architecture, _layer(path))
-            padded = head if latent_of(program.architecture) else padded_head(head)
+            padded = head if latent_of(program.architecture) else _weight_head(program, head)
             local = numbers * padded / head / tp
             yield _used("attention", linear, split, local)
         elif name := next((name for name, pattern in MIXERS.items() if pattern.search(path)), ""):
@@ -220,7 +225,7 @@ def _text(program: Program) -> Iterator[Weights]:
     for layer in range(program.architecture.num_layers):
         if shares_cache(program.architecture, layer):
             heads, head = program.architecture.kv_heads(layer), layer_head_dim(program.architecture, layer)
-            size = 2.0 * heads * padded_head(head) * program.architecture.hidden_size
+            size = 2.0 * heads * _weight_head(program, head) * program.architecture.hidden_size
             local, placed = _split_keys(program, size, heads, serve.tensor_parallel_size)
             yield Weights("keys and values, not used", linear, placed, local * linear, 0.0, 0.0, 0.0)
     if not runs_jax_model(program):
@@ -238,7 +243,7 @@ def _torch(program: Program, linear: int, plain: int) -> Iterator[Weights]:
     tp = program.recipe.server.tensor_parallel_size
     for layer in range(a.num_layers):
         if keys_serve_as_values(a, layer):
-            size = float(a.hidden_size * a.kv_heads(layer) * padded_head(layer_head_dim(a, layer)))
+            size = float(a.hidden_size * a.kv_heads(layer) * layer_head_dim(a, layer))
             local, placed = _split_keys(program, size, a.kv_heads(layer), tp)
             yield _used("keys and values", linear, placed, local)
     rows = catalog.positions_of(program.config, program.model_origin)
@@ -292,7 +297,7 @@ def _keys(program: Program, parameter: Parameter, number_bytes: int, tp: int) ->
     """
     layer, numbers = _layer(parameter.path), float(math.prod(parameter.shape))
     heads, head = program.architecture.kv_heads(layer), layer_head_dim(program.architecture, layer)
-    numbers *= padded_head(head) / head
+    numbers *= _weight_head(program, head) / head
     local, placed = _split_keys(program, numbers, heads, tp)
     return _used("keys and values", number_bytes, placed, local)
 
@@ -426,6 +431,46 @@ def _states(program: Program) -> list[Cache]:
         bytes_per_sequence=layers * one,
     )
     return [kept]
+
+
+CACHED_STATES = 8
+"""States that tpu-inference keeps for each request, in order to find cached prefixes."""
+
+
+def states_per_request(serve: Serve) -> tuple[int, int]:
+    """Return the states that each request needs, and those that are set aside for it.
+
+    With speculative decoding, tpu-inference caches no prefixes of models with states.
+    """
+    speculative = by_flag(serve.extra_args).get("speculative-config")
+    if speculative is not None:
+        drafted = speculative.get("num_speculative_tokens") if isinstance(speculative, Mapping) else None
+        needed = 1 + (drafted if isinstance(drafted, int) else 0)
+        return needed, needed
+    return (2, CACHED_STATES) if serve.prefix_caching else (1, 1)
+
+
+def state_pool_bytes(kinds: Sequence[Cache], serve: Serve, available: float) -> float:
+    """Return the bytes of each device that tpu-inference sets aside for states of gated delta nets or Mamba
+    mixers in a model with attention; 0 for other models.
+
+    The pool is for max_num_seqs requests. If fewer requests of max_model_len fit next to it, it shrinks to as
+    many, but keeps what max_num_seqs requests need.
+
+    Args:
+        available: bytes of a device that the weights leave.
+    """
+    state, token = (
+        sum(getattr(kind, name) for kind in kinds) for name in ("bytes_per_sequence", "bytes_per_token")
+    )
+    if not state or not token:
+        return 0.0
+    (needed, kept), requests = states_per_request(serve), serve.max_num_seqs
+    pool, longest = requests * kept + 1, serve.max_model_len * token
+    if kept > needed and available - pool * state < requests * longest:
+        served = min(requests, int(available // (longest + kept * state)))
+        pool = max(requests * needed, served * kept) + 1
+    return float(pool * state)
 
 
 def windows_bound(program: Program, kinds: Sequence[Cache]) -> bool:

@@ -159,6 +159,7 @@ class ServingPlan:
         windows_bound: whether layers with a window keep only the window. Otherwise they keep every token.
         hbm_bytes: HBM of a device.
         memory_share: share of the HBM that vLLM uses for weights and cache.
+        state_bytes: bytes set aside for states of gated delta nets or Mamba mixers; 0 without a pool.
         cache_bytes: bytes left for the cache; 0 when the weights take all.
         max_model_len, max_num_seqs: as in the recipe; max_num_seqs holds for each replica.
         tokens_fit: tokens of full-length sequences that a replica's cache holds.
@@ -189,6 +190,7 @@ class ServingPlan:
     windows_bound: bool
     hbm_bytes: float
     memory_share: float
+    state_bytes: float
     cache_bytes: float
     max_model_len: int
     max_num_seqs: int

@@ -78,6 +78,7 @@ def _memory(serving: ServingPlan) -> list[Block]:
         ["of the device", gb_number(serving.hbm_bytes)],
         ["vLLM's share of it", gb_number(usable), f"{serving.memory_share:.0%}"],
         ["weights", gb_number(serving.weight_bytes)],
+        *([["pool of states", gb_number(serving.state_bytes)]] if serving.state_bytes else []),
         [
             "left for the cache",
             gb_number(serving.cache_bytes),

@@ -140,10 +140,29 @@ def test_gated_delta_nets_store_a_state_per_sequence_and_no_keys(planned: Plan) 
     assert (states.name, states.layers, states.device_heads, states.bytes_per_token) == ("linear", 3, 3, 0)
     of_each = 3 * 16 * 32 * 4 + (2 * 2 * 16 + 6 * 32) / 2 * 3 * 2
     assert states.bytes_per_sequence == 3 * of_each
-    assert plan.sequences_fit == int(plan.cache_bytes // (16384 * full.bytes_per_token + 3 * of_each))
+    # vLLM caches prefixes, so that eight states are set aside for each of 64 requests, and one for padding.
+    assert plan.state_bytes == (64 * 8 + 1) * 3 * of_each
+    assert plan.cache_bytes == 31.25 * 2**30 * 0.9 - plan.weight_bytes - plan.state_bytes
+    assert plan.sequences_fit == int(plan.cache_bytes // (16384 * full.bytes_per_token))
     one = next(step for step in plan.decode if step.sequences == 1 and step.tokens == 4096)
     assert one.cache_bytes == 4096 * full.bytes_per_token + 2 * 3 * of_each
     assert f"the states of linear layers: {3 * of_each / 1e6:.1f} MB a sequence" in write(document(plan))
+
+
+def test_pool_of_states_shrinks_to_the_requests_that_fit(planned: Plan) -> None:
+    """Plan Qwen3.5 9B on a small machine, with and without cached prefixes."""
+    sets = ("model.id=Qwen/Qwen3.5-9B", "serve.accelerator=v6e-1", "serve.tensor_parallel_size=1")
+    drafting = "serve.extra_args={speculative_config: {num_speculative_tokens: 3}}"
+    changes = ((), ("serve.prefix_caching=false",), (drafting,))
+    cached, without, drafted = (planned(*sets, *change) for change in changes)
+    states = next(one.bytes_per_sequence for one in cached.caches if one.bytes_per_sequence)
+    assert without.state_bytes == (64 + 1) * states and drafted.state_bytes == (64 * 4 + 1) * states
+    left = cached.state_bytes + cached.cache_bytes
+    longest = sum(one.bytes_per_token for one in cached.caches) * 16384
+    assert left - (64 * 8 + 1) * states < 64 * longest
+    requests = int(left // (longest + 8 * states))
+    assert cached.state_bytes == (max(64 * 2, requests * 8) + 1) * states
+    assert "pool of states" in write(document(cached)) and "pool of states" not in write(document(planned()))
 
 
 def test_latent_attention_cache_is_whole_on_each_device(planned: Plan) -> None:
@@ -355,6 +374,9 @@ def test_vllms_own_model_has_a_second_head_rotary_tables_and_split_heads(planned
     assert weights["embeddings", "split over 8"] == 256 * 126 * 2
     assert weights["rotary tables", "whole on each"] == 16384 * 128 * 2
     assert weights["keys and values", "each of 4 heads split over 8"] == 2 * 2 * 256 * 4 * 128 / 8 * 2
+    thin = planned(config={**config, "head_dim": 80})
+    assert weights_of(thin)["attention", "split over 8"] == 2 * 2 * 256 * 8 * 80 / 8 * 2
+    assert thin.cache_bytes_per_token == 2 * 4 * 128  # in eight bits, with the head padded to 128
     # Gemma 2 multiplies with the embedding itself.
     assert ("output head", "split over 8") not in weights_of(planned("model.id=google/gemma-2-27b-it"))
     known = weights_of(planned(config={**LLAMA, "tie_word_embeddings": True}))
