@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import typer
@@ -20,13 +21,14 @@ from recipec.compiler.pages.document import Document
 from recipec.compiler.pages.text import WIDTH
 from recipec.compiler.pages.text import show as print_document
 from recipec.compiler.plan import plan_session
-from recipec.compiler.plan.plan_document import document
+from recipec.compiler.plan.plan_document import document, first_document
 from recipec.compiler.plan.planner import settings
+from recipec.compiler.plan.results import Plan
 from recipec.compiler.plan.search import SearchInterrupted
 from recipec.compiler.plan.search_document import document as search_document
 from recipec.compiler.plan.server_step.server_search import plan_serve
 from recipec.compiler.roofline.server_text import document as serving_document
-from recipec.compiler.terminal import note, result, say
+from recipec.compiler.terminal import manner, note, result, say
 from recipec.compiler.writing import demand_writable, write_text
 from recipec.spec.diagnostics import has_errors
 
@@ -47,9 +49,10 @@ def plan(args: PlanArguments) -> None:
         args.data_dir,
         args.backend,
     )
+    first = None if args.as_json else _show_first
     try:
         with refused_flags(loaded, format), progress_line(f"planning {program.name}") as progress:
-            planned = plan_session.run(loaded, lowered, options, progress)
+            planned = plan_session.run(loaded, lowered, options, progress, first)
     except SearchInterrupted as interrupted:
         axes, devices = program.recipe.mesh.axes, program.accelerator.devices
         search_only = search_document(interrupted.search, settings(program), axes, devices)
@@ -74,6 +77,13 @@ def plan(args: PlanArguments) -> None:
         if args.html is not None:
             result(f"\n{args.html}: written")
     raise typer.Exit(FAILED if has_errors(planned.diagnostics) else DONE)
+
+
+def _show_first(plan: Plan) -> None:
+    """Print a first estimate to stderr, because stdout has the plan alone."""
+    if manner.quiet:
+        return
+    print_document(first_document(plan), WIDTH, sys.stderr)
 
 
 def _refuse_early(program: Program, serve: bool, page: Path | None) -> None:

@@ -1,8 +1,13 @@
-"""Choose the layers that are compiled to the end; the times of their operations stand for all layers.
+"""Choose the compiles of a plan: which layers, and how far.
 
 A model is split into stretches of layers that repeat one pattern. Layers that share keys and values, or that
-have no adapter, form separate stretches. The model that is compiled to the end has a short piece of each
-stretch.
+have no adapter, form separate stretches.
+
+- To the end, a plan compiles two layers of each stretch, or one of each kind in its pattern. The times of
+  their operations stand for all layers.
+- To the schedule, it compiles all layers.
+- Before that, it schedules a short piece of each stretch, and that piece with one stretch longer, for each
+  stretch. Memory and time grow by the same amount with each pattern, so these compiles foretell all layers.
 """
 
 from __future__ import annotations
@@ -19,11 +24,13 @@ from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.model.families import Architecture, UnsupportedCheckpoint
 from recipec.runtime.model.families.transformers import TransformersArchitecture
 
-LEAST = 3
+LEAST_TO_END = 2
 """The fewest layers of a stretch that are compiled to the end. The compiler schedules the first and the last
-layer differently from those between them."""
-LEAST_OF_EXPERTS = 2
-"""The same for layers with experts, each of which takes minutes to compile."""
+layer differently."""
+LEAST_SCHEDULED = 4
+"""The fewest layers of a stretch in the compiles that foretell all layers."""
+LEAST_PROBED, LEAST_PROBED_EXPERTS = 3, 2
+"""The fewest layers of a stretch that a probe runs, and those with experts."""
 STRETCHES = 3
 """A model with more stretches than this is compiled whole."""
 
@@ -41,48 +48,143 @@ class Part:
     scheduled: bool = False
 
 
-def parts(program: Program, exact: bool = False) -> tuple[Part, ...]:
-    """Return the compiles of a plan.
+@dataclass(frozen=True)
+class Parts:
+    """The compiles of a plan.
 
-    Usually there are two: the schedule of all layers, and some layers compiled to the end. If the layers are
-    few or follow no pattern, one compile of all layers goes to the end.
+    Attributes:
+        whole: all layers. To the end if no fewer layers stand for them, to the schedule otherwise.
+        end: the layers that are compiled to the end; None if that is `whole`.
+        shallow: schedules of fewer layers, from which `shares` foretells all layers; () where none do.
+        shares: a figure of all layers is the sum of the shallow figures, each times its share.
+    """
+
+    whole: Part
+    end: Part | None = None
+    shallow: tuple[Part, ...] = ()
+    shares: tuple[float, ...] = ()
+
+    @property
+    def refined(self) -> tuple[Part, ...]:
+        """The compiles of the plan's own figures, the whole first."""
+        return (self.whole,) if self.end is None else (self.whole, self.end)
+
+    @property
+    def first(self) -> tuple[Part, ...]:
+        """The compiles of the first estimate, the one to the end first; () where there is none."""
+        return (self.end, *self.shallow) if self.end is not None and self.shallow else ()
+
+    @property
+    def quickest(self) -> tuple[Part, ...]:
+        """The compiles of the first estimate, or of the plan's own figures where there is no first one."""
+        return self.first or self.refined
+
+
+def parts(program: Program, exact: bool = False) -> Parts:
+    """Return the compiles of a plan.
 
     Args:
         exact: compile all layers to the end.
     """
     every = tuple(range(program.architecture.num_layers))
-    few = every if exact else _few(program)
-    return (Part(every),) if few == every else (Part(every, scheduled=True), Part(few))
-
-
-def _few(program: Program) -> tuple[int, ...]:
-    every = tuple(range(program.architecture.num_layers))
-    architecture = program.architecture
-    unseen = isinstance(architecture, TransformersArchitecture) and not architecture.uniform
-    if unseen or _names_layers(program):  # unseen: layers may differ although tensors have the same shapes
-        return every
-    stretches = _stretches(_kinds(program))
-    if len(stretches) > STRETCHES:
-        return every
-    least = LEAST_OF_EXPERTS if program.architecture.expert_layers else LEAST
-    layers = [layer for stretch in stretches for layer in _whole_patterns(*stretch, least)]
-    return tuple(layers) if 2 * len(layers) < len(every) and _named(program, layers) else every
+    stretches = () if exact else _alike(program)
+    end = tuple(layer for stretch in stretches for layer in stretch.to_end())
+    if not stretches or 2 * len(end) >= len(every) or not _named(program, end):
+        return Parts(Part(every))
+    return Parts(Part(every, scheduled=True), Part(end), *_shallow(program, stretches))
 
 
 def probed(program: Program) -> tuple[tuple[int, ...], ...]:
     """Return the two sets of layers that a probe runs, whose difference gives the time of a layer.
 
-    The first set is the layers that a plan compiles to the end. The second set has about twice as many layers
-    of the longest stretch. If a plan compiles all layers to the end, the only set is all layers.
+    The first set has a few whole patterns of each stretch. The second set has about twice as many layers of
+    the longest stretch. If the layers follow no pattern, or are few, the only set is all layers.
     """
-    few = _few(program)
-    if len(few) == program.architecture.num_layers:
-        return (few,)
-    start, length, _ = max(_stretches(_kinds(program)), key=lambda stretch: stretch[1])
-    own = [layer for layer in few if start <= layer < start + length]
-    more = range(start, start + min(length, 2 * len(own)))
+    every = tuple(range(program.architecture.num_layers))
+    least = LEAST_PROBED_EXPERTS if program.architecture.expert_layers else LEAST_PROBED
+    stretches = _alike(program)
+    few = tuple(layer for stretch in stretches for layer in stretch.first(stretch.whole(least)))
+    if not stretches or 2 * len(few) >= len(every) or not _named(program, few):
+        return (every,)
+    longest = max(stretches, key=lambda stretch: stretch.length)
+    more = longest.first(2 * longest.whole(least))
     both = tuple(sorted({*few, *more}))
-    return few, both if _named(program, both) else tuple(range(program.architecture.num_layers))
+    return few, both if _named(program, both) else every
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Layers that repeat one pattern.
+
+    Attributes:
+        start: the first layer.
+        kinds: the kind of each layer; equal for layers that are computed alike.
+        pattern: layers of the pattern.
+    """
+
+    start: int
+    kinds: tuple[Any, ...]
+    pattern: int
+
+    @property
+    def length(self) -> int:
+        return len(self.kinds)
+
+    def first(self, count: int) -> range:
+        """Return the first layers of the stretch, at most `count`."""
+        return range(self.start, self.start + min(count, self.length))
+
+    def whole(self, least: int) -> int:
+        """Return the layers of the fewest whole patterns that have at least `least` layers."""
+        return self.pattern * -(-least // self.pattern)
+
+    def to_end(self) -> tuple[int, ...]:
+        """Return the first layer of each kind, and at least `LEAST_TO_END` layers."""
+        first = {kind: self.start + index for index, kind in reversed([*enumerate(self.kinds)])}
+        return (
+            tuple(sorted(first.values())) if len(first) >= LEAST_TO_END else tuple(self.first(LEAST_TO_END))
+        )
+
+
+def _alike(program: Program) -> tuple[Stretch, ...]:
+    """Return the stretches of a program; () where few layers cannot stand for all."""
+    architecture = program.architecture
+    unseen = isinstance(architecture, TransformersArchitecture) and not architecture.uniform
+    if unseen or _names_layers(program):  # unseen: layers may differ although tensors have the same shapes
+        return ()
+    kinds = _kinds(program)
+    stretches = [
+        Stretch(start, tuple(kinds[start : start + length]), pattern)
+        for start, length, pattern in _stretches(kinds)
+    ]
+    return tuple(stretches) if len(stretches) <= STRETCHES else ()
+
+
+def _shallow(program: Program, stretches: Sequence[Stretch]) -> tuple[tuple[Part, ...], tuple[float, ...]]:
+    """Return the schedules that foretell all layers, and their shares; none where they save too little.
+
+    The base has whole patterns of each stretch, and the layers of a pattern that is not whole. For each
+    stretch with more layers, another schedule has more whole patterns of it.
+    """
+    base: list[int] = []
+    for stretch in stretches:
+        step = stretch.whole(LEAST_SCHEDULED)
+        base.append(min(stretch.length, step + stretch.length % stretch.pattern))
+    deeper = [n for n, stretch in enumerate(stretches) if base[n] < stretch.length]
+    counts = [base]
+    shares = []
+    for n in deeper:
+        step = stretches[n].whole(LEAST_SCHEDULED)
+        counts.append([count + step * (i == n) for i, count in enumerate(base)])
+        shares.append((stretches[n].length - base[n]) / step)
+    layers = [
+        tuple(layer for stretch, count in zip(stretches, each, strict=True) for layer in stretch.first(count))
+        for each in counts
+    ]
+    saves = 2 * max(map(len, layers)) < program.architecture.num_layers
+    if not deeper or not saves or not all(_named(program, each) for each in layers):
+        return (), ()
+    return tuple(Part(each, scheduled=True) for each in layers), (1 - sum(shares), *shares)
 
 
 def _named(program: Program, layers: Sequence[int]) -> bool:
@@ -112,11 +214,6 @@ def renumbered(lora: LoraSettings | None, layers: Sequence[int]) -> LoraSettings
     if lora is None or lora.layers is None:
         return lora
     return replace(lora, layers=tuple(new for new, old in enumerate(layers) if old in lora.layers))
-
-
-def _whole_patterns(start: int, length: int, pattern: int, least: int) -> range:
-    """Return the first layers of a stretch: the fewest whole patterns that have at least `least` layers."""
-    return range(start, start + min(length, pattern * -(-least // pattern)))
 
 
 def _stretches(kinds: Sequence[Any]) -> list[tuple[int, int, int]]:

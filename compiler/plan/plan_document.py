@@ -112,6 +112,22 @@ def document(
     )
 
 
+def first_document(plan: Plan) -> Document:
+    """Return the document of a first estimate, which a terminal shows while all layers are scheduled."""
+    estimate = plan.estimate
+    layers = listing([str(count) for count in estimate.scheduled_layers])
+    return Document(
+        name=f"First estimate of {plan.recipe}",
+        hardware=_hardware(plan),
+        figures=_figures(plan),
+        sections=[],
+        sentence=(
+            f"From schedules of {layers} of its {plural(estimate.layers, 'layer')}. The plan of all layers "
+            "follows, and says what changes."
+        ),
+    )
+
+
 def _serving(documents: Sequence[tuple[str, Document]]) -> list[Section]:
     """Return documents on serving as sections of this one."""
     sections = [Section("serving", "Serving", ("Planned from the recipe's serve; estimates too.",), ())]
@@ -630,6 +646,11 @@ def _basis(plan: Plan) -> Section:
         whole = (
             f"All {layers} {step} scheduled for {slices}{plan.topology}, and {estimate.compiled_layers[0]} "
             "compiled to the end for the times of their operations."
+        )
+    if estimate.scheduled_layers:
+        whole = (
+            f"Schedules of {listing([str(count) for count in estimate.scheduled_layers])} layers {step} "
+            f"compiled for {slices}{plan.topology}; all {layers} follow from them."
         )
     origin = "came from the cache" if plan.cached else "took"
     came = f"this plan {origin}{'' if plan.cached else f' {duration(plan.seconds)}'}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from recipec.compiler.lowering.run_length import Statistics, statistics
 from recipec.compiler.pages.numbers import gib_number, milliseconds
 from recipec.compiler.plan import fit, identity
 from recipec.compiler.plan.depth import parts
-from recipec.compiler.plan.planner import estimate, estimate_of, job, plan
+from recipec.compiler.plan.planner import estimate, job, plan, quick_estimate
 from recipec.compiler.plan.pool import Progress, cached
 from recipec.compiler.plan.results import PLAN, SEARCH, Estimate, Plan, RunLength, Search
 from recipec.compiler.plan.search import SearchOptions, search
@@ -84,11 +84,18 @@ class Planned:
         }
 
 
-def run(loaded: Loaded, lowered: Lowered, asked: PlanOptions, progress: Progress | None = None) -> Planned:
+def run(
+    loaded: Loaded,
+    lowered: Lowered,
+    asked: PlanOptions,
+    progress: Progress | None = None,
+    on_first: Callable[[Plan], None] | None = None,
+) -> Planned:
     """Plan a recipe that its backend can train.
 
     Args:
         lowered: the lowered recipe, with a program.
+        on_first: called with the first estimate (see `planner.plan`).
 
     Raises:
         ArtifactError: when it cannot be compiled, or its data cannot be read.
@@ -98,7 +105,7 @@ def run(loaded: Loaded, lowered: Lowered, asked: PlanOptions, progress: Progress
     program = lowered.program
     assert program is not None
     counted = statistics(program, asked.model, asked.data_dir)
-    planned = plan(program, asked.sets, asked.exact, counted, progress, asked.backend)
+    planned = plan(program, asked.sets, asked.exact, counted, progress, asked.backend, on_first)
     if any(one.code == N0227 for one in lowered.diagnostics):
         planned = replace(
             planned, notes=(*planned.notes, other_mesh(program, planned, asked.sets, asked.exact))
@@ -134,7 +141,7 @@ def _fit(
         changed = lower(load(program.source, every), planning=True).program
         if changed is None:
             return None
-        return estimate_of(changed, every, progress, asked.backend)
+        return quick_estimate(changed, every, progress, asked.backend)
 
     way_out = fit.find(program, fits, given=asked.sets, estimate=estimate, backend=asked.backend)
     return [fit.diagnostic(program, estimate, way_out)]
@@ -155,7 +162,7 @@ def other_mesh(program: Program, plan: Plan, sets: Sequence[str], exact: bool) -
     name = "fsdp 2 x tp 2, which note N0227 names,"
     if other is None:
         return f"{name} is refused for this recipe; recipe check --set {shlex.quote(OTHER)} shows the reason"
-    jobs = [job(other, every, part, backend) for part in parts(other, exact)]
+    jobs = [job(other, every, part, backend) for part in parts(other, exact).refined]
     results = [compiled for compiled in (cached(identity.name(*one)) for one in jobs) if compiled is not None]
     if len(results) < len(jobs):
         words = ["recipe", "plan", str(program.source), *(["--exact"] if exact else [])]

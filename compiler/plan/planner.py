@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.at_hand import Unavailable
@@ -13,16 +15,18 @@ from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import Statistics
 from recipec.compiler.lowering.sizes import BYTES
+from recipec.compiler.pages.numbers import gib, ms
 from recipec.compiler.plan import calibration, identity, rates
-from recipec.compiler.plan.depth import Part, parts
-from recipec.compiler.plan.pool import Progress, compile_jobs
+from recipec.compiler.plan.depth import Part, Parts, parts
+from recipec.compiler.plan.first_estimate import foretold, foretold_time, widened
+from recipec.compiler.plan.pool import Progress, cached, compile_jobs
 from recipec.compiler.plan.results import Compiled, Estimate, Failed, Job, Placement, Plan, Timeline
 from recipec.compiler.plan.run_hours import planned_length
 from recipec.compiler.plan.schedule import priced
 from recipec.compiler.plan.step_memory import memory, with_refusal
 from recipec.compiler.plan.timeline import timeline
 from recipec.compiler.roofline.training_step import model_flops, rows
-from recipec.compiler.wording import split_layer
+from recipec.compiler.wording import listing, split_layer
 from recipec.runtime.backends.torchax.placement import adapter_specs, tensor_specs
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import divisible, shards
@@ -33,22 +37,61 @@ def estimate(program: Program, compiled: Sequence[Compiled]) -> Estimate:
     """Return the estimate of a program.
 
     Args:
-        compiled: the results of the compiles in `depth.parts`, in order: the first has all layers, the last
-            was compiled to the end.
+        compiled: the results of `depth.Parts.refined`, in order: the first has all layers, the last was
+            compiled to the end.
     """
-    whole, few = with_refusal(compiled[0]), compiled[-1]
-    accelerator = program.accelerator
+    whole = with_refusal(compiled[0])
+    end = compiled[1] if len(compiled) > 1 else whole
     times = Timeline()
     if whole.out_of_memory is None:
-        times = timeline(priced(whole.schedule, few.prices), rates.reached(accelerator.generation))
+        times = _timeline(program, whole, end)
+    return _estimate(program, whole, end, times)
+
+
+def first_estimate(program: Program, parts: Parts, compiled: Sequence[Compiled]) -> Estimate:
+    """Return the first estimate of a program: from schedules of few layers.
+
+    If the compiler refused one of them, return an estimate without a time: fewer layers already do not fit.
+
+    Args:
+        compiled: the results of `parts.first`, in order.
+    """
+    end, *shallow = compiled
+    scheduled = tuple(one.layers for one in shallow)
+    refused = next((one for one in shallow if one.out_of_memory is not None), None)
+    if refused is not None:
+        return _estimate(program, with_refusal(refused), end, Timeline(), scheduled)
+    times = foretold_time([_timeline(program, one, end) for one in shallow], parts.shares)
+    estimated = _estimate(program, foretold(shallow, parts.shares), end, times, scheduled)
+    return replace(estimated, interval=widened(estimated.interval))
+
+
+def _timeline(program: Program, scheduled: Compiled, end: Compiled) -> Timeline:
+    """Return the time of a schedule, with the times of operations of a compile to the end."""
+    return timeline(priced(scheduled.schedule, end.prices), rates.reached(program.accelerator.generation))
+
+
+def _estimate(
+    program: Program, whole: Compiled, end: Compiled, times: Timeline, scheduled: tuple[int, ...] = ()
+) -> Estimate:
+    """Return an estimate.
+
+    Args:
+        whole: the compile of all layers, compiled or foretold.
+        end: the layers that were compiled to the end.
+        times: the timeline of all layers; empty where the compiler refused them.
+        scheduled: the layers of the schedules that `whole` was foretold from; () where it was compiled.
+    """
+    accelerator, compiles = program.accelerator, (whole,) if end is whole else (whole, end)
     factor, interval = calibration.known(accelerator.generation, program.lora is not None)
     seconds = times.seconds * factor
     needed = model_flops(program, rows(program) * program.recipe.data.max_length) / accelerator.devices
     peak = accelerator.peak_flops_per_device
     return Estimate(
         layers=program.architecture.num_layers,
-        compiled_layers=(few.layers,),
-        memory=memory(program, compiled),
+        compiled_layers=(end.layers,),
+        scheduled_layers=scheduled,
+        memory=memory(program, compiles),
         flops=whole.flops,
         bytes=whole.bytes,
         timeline=times,
@@ -63,7 +106,7 @@ def estimate(program: Program, compiled: Sequence[Compiled]) -> Estimate:
         collectives=whole.collectives,
         kernels=tuple(sorted(whole.kernels, key=lambda kernel: -kernel.seconds)),
         largest=whole.largest,
-        compile_seconds=sum(one.trace_seconds + one.compile_seconds for one in compiled),
+        compile_seconds=sum(one.trace_seconds + one.compile_seconds for one in compiles),
     )
 
 
@@ -99,6 +142,7 @@ def plan(
     data: Statistics | Unavailable | None = None,
     progress: Progress | None = None,
     backend: Backend = Backend.TUNIX,
+    on_first: Callable[[Plan], None] | None = None,
 ) -> Plan:
     """Plan a program.
 
@@ -107,6 +151,9 @@ def plan(
         exact: compile all layers to the end.
         data: statistics of the recipe's data, or why there are none.
         backend: the backend whose step is compiled.
+        on_first: called with a plan of the first estimate as soon as there is one, while all layers are
+            scheduled. Not called if the plan's own compiles are in the cache, or if all layers are compiled
+            to the end.
 
     Raises:
         ArtifactError: when it cannot be compiled.
@@ -114,13 +161,40 @@ def plan(
     """
     start = time.monotonic()
     check_target(program, backend)
-    fresh: list[int] = []
-    results = compile_jobs(
-        [job(program, sets, part, backend) for part in parts(program, exact)],
-        progress,
-        on_done=lambda index, _, cached: None if cached else fresh.append(index),
-    )
-    estimated = estimate(program, compiled_or_raise(results))
+    compiles = parts(program, exact)
+    first = () if on_first is None or _kept(program, sets, compiles.whole, backend) else compiles.first
+    every = list(dict.fromkeys((*first, *compiles.refined)))
+    results: dict[Part, Compiled] = {}
+    fresh: list[Part] = []
+    estimates: list[Estimate] = []
+
+    def planned(estimated: Estimate) -> Plan:
+        seconds = time.monotonic() - start
+        return _plan(program, estimated, data, backend, cached=not fresh, seconds=seconds)
+
+    def on_done(index: int, result: Compiled | Failed, from_cache: bool) -> None:
+        if isinstance(result, Failed):
+            return
+        results[every[index]] = result
+        if not from_cache:
+            fresh.append(every[index])
+        if on_first and first and not estimates and all(part in results for part in first):
+            estimates.append(first_estimate(program, compiles, [results[part] for part in first]))
+            on_first(planned(estimates[0]))
+
+    jobs = [job(program, sets, part, backend) for part in every]
+    compiled_or_raise(compile_jobs(jobs, progress, on_done=on_done, urgent=len(first)))
+    final = planned(estimate(program, [results[part] for part in compiles.refined]))
+    return replace(final, notes=(*final.notes, *(difference(one, final.estimate) for one in estimates)))
+
+
+def _plan(
+    program: Program,
+    estimated: Estimate,
+    data: Statistics | Unavailable | None,
+    backend: Backend,
+    **of_compiles: Any,
+) -> Plan:
     a, recipe = program.accelerator, program.recipe
     return Plan(
         recipe=program.name,
@@ -137,10 +211,28 @@ def plan(
         settings=settings(program),
         versions=identity.versions(backend),
         notes=() if backend is Backend.TUNIX else (UNMEASURED,),
-        cached=not fresh,
-        seconds=time.monotonic() - start,
         backend=backend.value,
+        **of_compiles,
     )
+
+
+def _kept(program: Program, sets: Sequence[str], part: Part, backend: Backend) -> bool:
+    """Return whether the result of a compile is in the cache."""
+    return cached(identity.name(*job(program, sets, part, backend))) is not None
+
+
+def difference(first: Estimate, final: Estimate) -> str:
+    """Say how a first estimate differs from the plan's own figures."""
+    layers = listing([str(count) for count in first.scheduled_layers])
+    figures = [f"{gib(first.memory.used)} of HBM ({_signed(first.memory.used / final.memory.used)})"]
+    if first.seconds and final.seconds:
+        figures.append(f"{ms(first.seconds)} a micro-batch ({_signed(first.seconds / final.seconds)})")
+    return f"The first estimate, from schedules of {layers} layers, was {listing(figures)}."
+
+
+def _signed(ratio: float) -> str:
+    """Write a ratio as the difference from 1: "+0.4 %"."""
+    return f"{100 * (ratio - 1):+.1f} %"
 
 
 def check_target(program: Program, backend: Backend = Backend.TUNIX) -> None:
@@ -165,17 +257,32 @@ def compiled_or_raise(results: Sequence[Compiled | Failed]) -> list[Compiled]:
     return [result for result in results if isinstance(result, Compiled)]
 
 
-def estimate_of(
+def quick_estimate(
     program: Program,
     sets: Sequence[str],
     progress: Progress | None = None,
     backend: Backend = Backend.TUNIX,
 ) -> Estimate | None:
-    """Return the estimate of a program, or None when it cannot be compiled."""
-    results = compile_jobs([job(program, sets, part, backend) for part in parts(program)], progress)
+    """Return the first estimate of a program, or None when it cannot be compiled.
+
+    Where few layers cannot stand for all, return the plan's own estimate.
+    """
+    compiles = parts(program)
+    results = compile_jobs([job(program, sets, part, backend) for part in compiles.quickest], progress)
     if any(isinstance(result, Failed) for result in results):
         return None
-    return estimate(program, compiled_or_raise(results))
+    return quickest_estimate(program, compiles, compiled_or_raise(results))
+
+
+def quickest_estimate(program: Program, compiles: Parts, compiled: Sequence[Compiled]) -> Estimate:
+    """Return the first estimate where there is one, the plan's own otherwise.
+
+    Args:
+        compiled: the results of `compiles.quickest`, in order.
+    """
+    if compiles.first:
+        return first_estimate(program, compiles, compiled)
+    return estimate(program, compiled)
 
 
 def job(

@@ -26,6 +26,7 @@ from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.packages import install, require_packages
 from recipec.compiler.plan import identity
+from recipec.compiler.plan.hlo import assigned
 from recipec.compiler.plan.results import COMPILED, JOB, RESULT, Compiled, Failed, Job
 from recipec.compiler.wording import listing
 from recipec.runtime.process_memory import available_memory
@@ -41,6 +42,12 @@ BASE_SECONDS, LAYER_SECONDS, END_SECONDS = 20.0, 2.0, 15.0
 """A rough estimate of a compile's seconds: in all, for each scheduled layer, and for each layer compiled to
 the end. It weighs the compiles of a plan against each other. It foretells no time: on a busy machine, or with
 experts, a compile takes several times as long."""
+
+NICE = 10
+"""Priority of a compile that is less urgent than others, as `nice` counts."""
+
+STAGES = ((assigned.ASSIGNED, "generating code"), (assigned.BEFORE, "scheduling"))
+"""Files that libtpu writes, the latest first, and what it does after it wrote them."""
 
 REFUSED = re.compile(r"Illegal value '([^']*)' specified for flag '([^']+)'")
 """libtpu's message about the value of a flag that it refuses, before it ends the process."""
@@ -66,11 +73,13 @@ def compile_jobs(
     progress: Progress | None = None,
     most: int | None = None,
     on_done: Callable[[int, Compiled | Failed, bool], None] | None = None,
+    urgent: int = 0,
 ) -> list[Compiled | Failed]:
     """Compile each job, or take its result from the cache.
 
     Args:
-        work: each job with its program.
+        work: each job with its program; jobs start in this order.
+        urgent: the first jobs, whose results are waited for: the others leave the processors to them.
         most: processes at a time; the number of cores when None.
         on_done: called with a job's index, its result and whether the result came from the cache.
 
@@ -92,7 +101,7 @@ def compile_jobs(
         require_compiler()
         for backend in {work[index][1].backend for index in waiting}:
             require_backend(backend)
-    pool = _Pool([job for _, job in work], most or os.cpu_count() or 1, progress)
+    pool = _Pool([job for _, job in work], most or os.cpu_count() or 1, progress, urgent)
 
     def done(index: int, result: Compiled | Failed) -> None:
         results[index] = result
@@ -146,16 +155,17 @@ def require_backend(backend: Backend) -> None:
 
 
 class _Pool:
-    def __init__(self, jobs: Sequence[Job], most: int, progress: Progress | None) -> None:
+    def __init__(self, jobs: Sequence[Job], most: int, progress: Progress | None, urgent: int) -> None:
         self._jobs = jobs
+        self._urgent = urgent
         self._most = most
         self._progress = progress
         self._running: list[_Running] = []
         self._finished = 0.0
 
     def run(self, waiting: Sequence[int], done: Callable[[int, Compiled | Failed], None]) -> None:
-        """Run the jobs with these indices, the largest first, and call `done` with each result."""
-        queue = sorted(waiting, key=lambda index: -len(self._jobs[index].layers))
+        """Run the jobs with these indices in order, and call `done` with each result."""
+        queue = list(waiting)
         total = sum(map(self._work, queue))
         again: list[int] = []
         try:
@@ -196,6 +206,9 @@ class _Pool:
                 start_new_session=True,
             )
         assert process.stdin is not None
+        if index >= self._urgent > 0:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
         with suppress(BrokenPipeError):
             process.stdin.write(JOB.dump_json(job))
             process.stdin.close()
@@ -215,8 +228,10 @@ class _Pool:
     def _report(self, total: float) -> None:
         if self._progress is None or not total:
             return
-        layers = ", ".join(str(len(item.job.layers)) for item in self._running)
-        self._progress(self._finished / total, f"compiling {layers} layers" if layers else "compiled")
+        running = listing(
+            [f"{len(item.job.layers)} layers ({_stage(item.folder)})" for item in self._running]
+        )
+        self._progress(self._finished / total, f"compiling {running}" if running else "compiled")
 
     def _end(self) -> None:
         for item in self._running:
@@ -225,6 +240,11 @@ class _Pool:
             item.process.wait()
             shutil.rmtree(item.folder, ignore_errors=True)
         self._running.clear()
+
+
+def _stage(folder: Path) -> str:
+    """Return what a compile does now, from the files that it wrote."""
+    return next((does for name, does in STAGES if next(folder.glob(f"*/{name}"), None)), "tracing")
 
 
 def read_result(status: int, line: str, said: Sequence[str]) -> Compiled | Failed:

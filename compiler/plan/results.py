@@ -289,6 +289,8 @@ class Estimate:
         mfu: model_flops over the FLOPs that the device could do in `seconds`.
         rows, row_length: of a micro-batch over all devices; a preference has two rows.
         compile_seconds: time of all compiles on this machine.
+        scheduled_layers: layers of the schedules that a first estimate foretells all layers from; () where
+            all layers were scheduled.
     """
 
     layers: int
@@ -309,6 +311,7 @@ class Estimate:
     kernels: tuple[Kernel, ...]
     largest: tuple[Temporary, ...]
     compile_seconds: float
+    scheduled_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

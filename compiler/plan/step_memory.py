@@ -43,7 +43,7 @@ def remembered(program: Program) -> Memory | None:
     Nothing is compiled.
     """
     compiles = []
-    for part in parts(program):
+    for part in parts(program).refined:
         work = Job(Path(program.source).resolve(), (), part.layers, scheduled=part.scheduled)
         text = store.get(identity.name(program, work))
         if text is None:

@@ -73,7 +73,7 @@ def _kept_plan(run: ReportedRun) -> Plan | None:
     if program is None or backend is None or program.accelerator.platform != "tpu":
         return None
     for exact in (False, True):
-        jobs = [job(program, (), part, backend) for part in parts(program, exact)]
+        jobs = [job(program, (), part, backend) for part in parts(program, exact).refined]
         if all(cached(name(*one)) is not None for one in jobs):
             return plan(program, exact=exact, data=_statistics(run, program), backend=backend)
     return None

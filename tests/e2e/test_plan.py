@@ -102,9 +102,9 @@ def test_estimate_from_few_layers_matches_compilation_of_all_layers(small: Path,
     """Compare with a full compilation: the same schedule and memory, and nearly the same time."""
     sets = (f"xla.profile={profile}",)
     program = program_of(small, *sets)
-    whole, few = parts(program)
-    (every,) = parts(program, exact=True)
-    assert (len(whole.layers), len(few.layers), len(every.layers)) == (16, 3, 16)
+    whole, few = parts(program).refined
+    (every,) = parts(program, exact=True).refined
+    assert (len(whole.layers), len(few.layers), len(every.layers)) == (16, 2, 16)
     found = planned.compiled(
         {str(i): job_of(program, sets, part) for i, part in enumerate((whole, few, every))}
     )

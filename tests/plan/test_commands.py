@@ -51,9 +51,22 @@ def test_plan_gives_figures_of_all_layers_and_caches_them(file: Path) -> None:
     # 2 outside of the layers and 0.5 in each of the 60.
     assert plan["estimate"]["memory"]["weights"] == pytest.approx(32)
     assert plan["estimate"]["timeline"]["products"] == pytest.approx(32)
-    assert plan["estimate"]["compiled_layers"] == [6] and plan["cached"] is False
+    assert plan["estimate"]["compiled_layers"] == [2] and plan["cached"] is False
     assert plan["run"]["steps"] == 100 and plan["run"]["hours"] == pytest.approx(100 * 32 / 3600)
     assert planned(file)["plan"]["cached"] is True
+
+
+def test_first_estimate_is_shown_while_all_layers_are_scheduled(file: Path, fake: Path) -> None:
+    done = run("plan", file)
+    first, plan = done.stderr, done.stdout
+    assert "First estimate of example" in first and "From schedules of 6 and 12 of its 60 layers" in first
+    assert "Step of a micro-batch: 32,000 ms; 27,283 ms to 37,536 ms" in first
+    words = " ".join(plan.split())
+    assert "The first estimate, from schedules of 6 and 12 layers, was" in words
+    assert "32,000 ms a micro-batch (+0.0 %)" in words
+    assert len(list(fake.iterdir())) == 4
+    again = run("plan", file)
+    assert "First estimate" not in again.stderr and len(list(fake.iterdir())) == 4, "the plan is in the cache"
 
 
 def test_note_on_another_mesh_takes_its_time_only_from_the_cache(file: Path, fake: Path) -> None:

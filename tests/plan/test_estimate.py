@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.depth import Part, parts, probed
+from recipec.compiler.plan.depth import Part, Parts, parts, probed
 from recipec.compiler.plan.planner import estimate
 from recipec.compiler.plan.rates import interval
 from recipec.compiler.plan.results import Collective, Compiled, Kernel, Moved, OutOfMemory, Temporary
 from recipec.compiler.plan.schedule import Exposed, Operation, Prices, Schedule, Start, Transfer, Wait, Work
+from recipec.compiler.wording import split_layer
 from tests.plan.plans import lowered
 
 pytestmark = pytest.mark.usefixtures("full_speed")
@@ -154,33 +155,57 @@ def programs() -> dict[str, Program]:
 @pytest.mark.parametrize(
     ("name", "few"),
     [
-        ("31b", 6),
-        ("4b", 6),
-        ("llama", 3),
-        ("e2b", 10),  # 15 layers with their own keys and values, 20 that share them: five of each
-        ("some", 12),  # 20 layers without adapters, 40 with them
-        ("few", 6),
-        ("moe", 6),
-        ("jamba", 8),
+        ("31b", 2),
+        ("4b", 2),
+        ("llama", 2),
+        ("e2b", 4),  # 15 layers with their own keys and values, 20 that share them: one of each type
+        ("some", 4),  # 20 layers without adapters, 40 with them
+        ("few", 2),
+        ("moe", 2),
+        ("jamba", 3),
     ],
 )
 def test_plan_schedules_all_layers_and_compiles_each_layer_type(
     programs: dict[str, Program], name: str, few: int
 ) -> None:
     program = programs[name]
-    whole, end = parts(program)
+    whole, end = parts(program).refined
     every = tuple(range(program.architecture.num_layers))
     assert whole == Part(every, scheduled=True) and not end.scheduled
     assert len(end.layers) == few and set(end.layers) <= set(every)
     types = program.architecture.layer_types
     assert {types[layer] for layer in end.layers} == set(types)
-    assert parts(program, exact=True) == (Part(every),)
+    assert parts(program, exact=True) == Parts(Part(every))
+
+
+@pytest.mark.parametrize(("name", "depths"), [("31b", (6, 12)), ("llama", (4, 8)), ("some", (18, 24, 24))])
+def test_shallow_schedules_add_up_to_all_layers_of_each_kind(
+    programs: dict[str, Program], name: str, depths: tuple[int, ...]
+) -> None:
+    program = programs[name]
+    compiles = parts(program)
+    assert tuple(len(part.layers) for part in compiles.shallow) == depths
+    assert compiles.first == (compiles.end, *compiles.shallow)
+    adapted = {split_layer(adapter.a_path)[1] for adapter in program.adapters}
+    kinds = [*zip(program.architecture.layer_types, (i in adapted for i in range(60)), strict=False)]
+    for kind in set(kinds):
+        foretold = sum(
+            share * sum(kinds[layer] == kind for layer in part.layers)
+            for share, part in zip(compiles.shares, compiles.shallow, strict=True)
+        )
+        assert foretold == pytest.approx(kinds.count(kind)), kind
+
+
+def test_shallow_schedules_include_the_layers_of_a_pattern_that_is_not_whole() -> None:
+    """Gemma 3 27B has ten patterns of six layers, and two layers more."""
+    compiles = parts(lowered("gemma3-27b-tpu7x8"))
+    assert [len(part.layers) for part in compiles.shallow] == [8, 14] and compiles.shares == (-8.0, 9.0)
 
 
 def test_plan_compiles_all_layers_if_no_config_can_shorten_the_model(programs: dict[str, Program]) -> None:
-    assert parts(programs["jamba-some"]) == (Part(tuple(range(32))),)
+    assert parts(programs["jamba-some"]) == Parts(Part(tuple(range(32))))
     assert probed(programs["jamba-some"]) == (tuple(range(32)),)
 
 
 def test_lora_targets_with_layer_numbers_compile_all_layers(programs: dict[str, Program]) -> None:
-    assert parts(programs["numbered"]) == (Part(tuple(range(60))),)
+    assert parts(programs["numbered"]) == Parts(Part(tuple(range(60))))

@@ -18,7 +18,7 @@ from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan import search as searching
-from recipec.compiler.plan.depth import Part
+from recipec.compiler.plan.depth import Part, Parts
 from recipec.compiler.plan.pool import Progress
 from recipec.compiler.plan.results import (
     Collective,
@@ -49,7 +49,7 @@ from tests.plan.plans import RECIPES, lowered
 RECIPE = RECIPES / "gemma4-31b-v5p8.yaml"
 LENGTH = 3072
 GIB = 2**30
-PARTS = (Part((0, 1, 2, 3), scheduled=True), Part((0, 1)))
+PARTS = Parts(Part((0, 1, 2, 3), scheduled=True), Part((0, 1)))
 
 
 BASE = lowered("gemma4-31b-v5p8")
@@ -125,7 +125,7 @@ class Machine:
             patch.setattr(searching, "lower", lambda loaded, planning: settle(*loaded))
             patch.setattr(searching, "parts", lambda program: PARTS)
             patch.setattr(searching, "compile_jobs", self.compile_jobs)
-            patch.setattr(searching, "estimate", self.estimated)
+            patch.setattr(searching, "quickest_estimate", self.estimated)
             return searching.search(program or BASE, SearchOptions(**options), progress)
 
     def compile_jobs(self, work: Sequence[tuple[Program, Job]], progress: Any, *, on_done: Any) -> object:
@@ -164,8 +164,8 @@ class Machine:
             names = [*self.times]
         return names.index(sets)
 
-    def estimated(self, program: Program, compiled: Sequence[Compiled]) -> Estimate:
-        assert [one.layers for one in compiled] == [len(part.layers) for part in PARTS]
+    def estimated(self, program: Program, compiles: Parts, compiled: Sequence[Compiled]) -> Estimate:
+        assert [one.layers for one in compiled] == [len(part.layers) for part in compiles.quickest]
         sets = [*self.times][int(compiled[0].batch)]
         seconds, used = self.estimate(program, sets)
         return an_estimate(program, seconds, used)

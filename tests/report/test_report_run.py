@@ -262,7 +262,7 @@ def test_a_plan_in_the_cache_is_found_without_compiling(place: Path, monkeypatch
     assert "There is no plan of this recipe in recipec's cache" in report("run").words
     (run,) = read_runs(["run"])
     assert run.program is not None
-    for one in depth.parts(run.program):
+    for one in depth.parts(run.program).refined:
         layers = len(one.layers)
         step = Schedule((Work(products=0.1 * layers),))
         made = Compiled(layers, 2e9 + layers * 5e8, 1e6, 2e6, 1e5, 3e9, 1e9, 1e6, 1e12, 1e10, step)

@@ -1,0 +1,84 @@
+"""Foretell the compile of all layers from schedules of fewer layers.
+
+Each pattern of layers adds the same memory, the same work and the same transfers. So a figure of all layers
+is a weighted sum of the figures of shorter models (`depth.Parts.shares`). docs/planning.md compares such sums
+with the schedules of all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from recipec.compiler.plan.results import Collective, Compiled, Interval, Kernel, Timeline
+from recipec.compiler.plan.timeline import combined
+
+ERROR = 0.02
+"""The most by which a first estimate's seconds differ from the plan's own. The largest difference in
+docs/planning.md's table is below this."""
+
+SUMMED = (
+    *("weights", "adapters", "optimizer", "batch"),
+    *("arguments", "temporaries", "code", "flops", "bytes"),
+)
+"""Fields of a compile that grow with the layers."""
+COUNTED = ("layers", "instructions", "count")
+"""The same, in whole numbers."""
+TOLD_APART = ("kind", "name", "axes", "over_dcn")
+"""Fields that tell collectives, and kernels, apart."""
+
+
+def foretold(shallow: Sequence[Compiled], shares: Sequence[float]) -> Compiled:
+    """Return the compile of all layers, without its schedule.
+
+    Args:
+        shallow: schedules of fewer layers, none of which the compiler refused.
+        shares: the share of each in the sum.
+    """
+    rows = [{name: getattr(one, name) for name in (*SUMMED, "layers", "instructions")} for one in shallow]
+    (figures,) = _added([[row] for row in rows], shares)
+    collectives = _added([[asdict(row) for row in one.collectives] for one in shallow], shares)
+    kernels = _added([[asdict(row) for row in one.kernels] for one in shallow], shares)
+    return replace(
+        max(shallow, key=lambda one: one.layers),
+        **figures,
+        collectives=tuple(Collective(**row) for row in collectives),
+        kernels=tuple(Kernel(**row) for row in kernels),
+        trace_seconds=sum(one.trace_seconds for one in shallow),
+        compile_seconds=sum(one.compile_seconds for one in shallow),
+    )
+
+
+def foretold_time(shallow: Sequence[Timeline], shares: Sequence[float]) -> Timeline:
+    """Return the timeline of all layers, with the spans of the last shallow one, which are not all.
+
+    Args:
+        shallow: the timelines of the shallow schedules.
+    """
+    return combined(
+        shallow, lambda seconds: sum(share * one for share, one in zip(shares, seconds, strict=True))
+    )
+
+
+def _added(tables: Sequence[Sequence[dict[str, Any]]], shares: Sequence[float]) -> list[dict[str, Any]]:
+    """Add up tables row by row, each table times its share; no figure is below 0."""
+    sums: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for table, share in zip(tables, shares, strict=True):
+        for row in table:
+            told = {name: row[name] for name in TOLD_APART if name in row}
+            total = sums.setdefault(tuple(told.values()), dict.fromkeys(row, 0.0) | told)
+            for name in row.keys() - told.keys():
+                total[name] += share * row[name]
+    return [{name: _figure(name, value) for name, value in total.items()} for total in sums.values()]
+
+
+def _figure(name: str, value: Any) -> Any:
+    if name in TOLD_APART:
+        return value
+    return max(0, round(value)) if name in COUNTED else max(0.0, value)
+
+
+def widened(interval: Interval) -> Interval:
+    """Return the interval of a first estimate: the plan's own, with the error of first estimates."""
+    return replace(interval, low=interval.low * (1 - ERROR), high=interval.high * (1 + ERROR))
