@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
@@ -98,6 +98,21 @@ class Parts:
 
 
 @dataclass(frozen=True)
+class First:
+    """The first estimate of a plan, from schedules of few layers.
+
+    Attributes:
+        layers: of the schedules.
+        used: bytes of one device's memory.
+        seconds: for a micro-batch; 0 if one of the schedules did not fit.
+    """
+
+    layers: Sequence[int]
+    used: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Planned:
     """The results of `recipe plan` for a recipe.
 
@@ -114,6 +129,7 @@ class Planned:
         mfu: model FLOPs relative to the devices' peak in `seconds`.
         usd_per_hour: list price of the machine; None if there is none.
         parts: for a model with experts.
+        first: the first estimate; None if there was none.
     """
 
     key: str
@@ -128,6 +144,7 @@ class Planned:
     mfu: float | None
     usd_per_hour: float | None
     parts: Parts | None = None
+    first: First | None = None
 
     @property
     def step(self) -> tuple[float, float]:
@@ -162,6 +179,27 @@ class Record:
 
     recipes: dict[str, Planned]
     fits: dict[str, dict[str, dict[str, float | None]]]
+
+
+def about_first(planned: Iterable[Planned]) -> list[str]:
+    """Return a sentence that compares the first estimates with the plans, if any were recorded."""
+    memory, seconds = [], []
+    for one in planned:
+        if one.first is not None and one.seconds:
+            memory.append(one.first.used / one.memory.used - 1)
+            seconds.append(one.first.seconds / one.seconds - 1)
+    if not memory:
+        return []
+    return [
+        "`recipe plan` shows a first estimate, from schedules of a few layers. It was recorded for "
+        f"{len(memory)} of these recipes: its memory is {_span(memory)} from the plan's, its time "
+        f"{_span(seconds)}.\n"
+    ]
+
+
+def _span(differences: Sequence[float]) -> str:
+    """Write the smallest and the largest difference: "-0.3 to +0.1 %"."""
+    return f"{100 * min(differences):+.1f} to {100 * max(differences):+.1f} %"
 
 
 def head(planned: Planned) -> list[str]:
@@ -309,6 +347,7 @@ def page(programs: Mapping[str, Program], record: Record, known: Mapping[str, Ma
         INTRODUCTION,
         "## By model\n",
         ABOUT_FIGURES,
+        *about_first(record.recipes.values()),
         table(_HEAD, rows),
         *([ABOUT_EARLIER] if EARLIER else []),
         *(

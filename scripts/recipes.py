@@ -37,6 +37,7 @@ from recipec.spec.load import load
 from scripts.recipe_pages import (
     MACHINES,
     METHODS,
+    First,
     Parts,
     Planned,
     Record,
@@ -149,8 +150,8 @@ def key(of: Program) -> str:
     return store.key(identity.step(of), of.accumulation_steps, of.usd_per_hour)
 
 
-def planned(of: Program, estimated: Plan) -> Planned:
-    """Convert a program's plan to a record."""
+def planned(of: Program, estimated: Plan, first: Plan | None = None) -> Planned:
+    """Convert a program's plan, and the plan of its first estimate, to a record."""
     estimate = estimated.estimate
     return Planned(
         key=key(of),
@@ -165,7 +166,12 @@ def planned(of: Program, estimated: Plan) -> Planned:
         mfu=estimate.mfu,
         usd_per_hour=estimated.run.usd_per_hour,
         parts=parts(of, estimate) if of.architecture.expert_layers else None,
+        first=None if first is None else _first(first.estimate),
     )
+
+
+def _first(estimate: Estimate) -> First:
+    return First(estimate.scheduled_layers, estimate.memory.used, estimate.seconds)
 
 
 def parts(of: Program, estimate: Estimate) -> Parts:
@@ -278,7 +284,8 @@ def _plan(names: Sequence[str]) -> None:
         if of.accelerator.platform != "tpu" or (names and path.stem not in names):
             continue
         if names or kept is None or kept.key != key(of) or kept.seconds is None:
-            result = planned(of, plan(of))
+            firsts: list[Plan] = []
+            result = planned(of, plan(of, on_first=firsts.append), *firsts)
             memory = result.memory
             if memory.headroom < 0:
                 raise ArtifactError(f"{of.name} does not fit", "recipe plan shows a way out")

@@ -1,7 +1,7 @@
 """Foretell the compile of all layers from schedules of fewer layers.
 
 Each pattern of layers adds the same memory, the same work and the same transfers. So a figure of all layers
-is a weighted sum of the figures of shorter models (`depth.Parts.shares`). docs/planning.md compares such sums
+is a weighted sum of the figures of shorter models (`depth.Parts.shares`). docs/recipes.md compares such sums
 with the schedules of all layers.
 """
 
@@ -15,8 +15,8 @@ from recipec.compiler.plan.results import Collective, Compiled, Interval, Kernel
 from recipec.compiler.plan.timeline import combined
 
 ERROR = 0.02
-"""The most by which a first estimate's seconds differ from the plan's own. The largest difference in
-docs/planning.md's table is below this."""
+"""The most by which a first estimate's seconds differ from the plan's own. tests/recipes holds
+it for the recorded plans."""
 
 SUMMED = (
     *("weights", "adapters", "optimizer", "batch"),

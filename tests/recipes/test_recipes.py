@@ -14,6 +14,7 @@ from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.miniature.small_checkpoint import shrink
 from recipec.compiler.new.draft import LEAST_SHARE, Probe, estimated
+from recipec.compiler.plan import first_estimate
 from recipec.compiler.plan.results import Plan
 from recipec.spec.load import load
 from scripts import recipes
@@ -90,6 +91,13 @@ def test_planned_figures_fit_memory_and_are_consistent(
         assert (found.mfu is None) == (found.seconds is None), name
         assert found.mfu is None or least < found.mfu < 0.95, name
         assert max(found.compiled_layers) <= program.architecture.num_layers
+
+
+def test_first_estimates_are_near_the_plans(record: Record) -> None:
+    for name, plan in record.recipes.items():
+        if plan.first is not None:
+            assert plan.first.seconds == pytest.approx(plan.seconds, rel=first_estimate.ERROR), name
+            assert plan.first.used == pytest.approx(plan.memory.used, rel=first_estimate.ERROR), name
 
 
 @pytest.mark.usefixtures("lowered_once")
