@@ -3,16 +3,19 @@ One pass finds all errors, as far as the recipe can be understood."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recipec.compiler.checks import run_checks
 from recipec.compiler.checks.launch import E1301, E1302
 from recipec.compiler.checks.server_cache import E0634
 from recipec.compiler.lowering.divided import resolve_specs
-from recipec.compiler.lowering.facts import Facts, gather
+from recipec.compiler.lowering.facts import AUTO, Facts, gather
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.pages.numbers import gib_number, memory_size
+from recipec.compiler.roofline.remat_policy import choose, with_policy
 from recipec.runtime.model.adapters import placed
 from recipec.runtime.model.selection import train_only
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, has_errors, in_order
 from recipec.spec.load import Loaded, locate
 from recipec.spec.recipe_text import recipe_text
@@ -53,11 +56,43 @@ def lower(loaded: Loaded, planning: bool = False) -> Lowered:
     diagnostics = in_order([*loaded.diagnostics, *locate(loaded.credible(problems), loaded.sources)])
     if has_errors(diagnostics):
         return Lowered(None, diagnostics)
-    notes = tuple(d for d in problems if d.code[1:3] in LASTING_GROUPS)
-    return Lowered(_program(facts, recipe_text(loaded), notes), diagnostics)
+    program, more = _recomputing(_program(facts, recipe_text(loaded)), facts)
+    notes = tuple(d for d in [*problems, *more] if d.code[1:3] in LASTING_GROUPS)
+    diagnostics = in_order([*diagnostics, *locate(more, loaded.sources)])
+    return Lowered(replace(program, notes=notes), diagnostics)
 
 
-def _program(facts: Facts, text: str, notes: tuple[Diagnostic, ...]) -> Program:
+N0228 = Code(
+    "N0228",
+    "no policy that surely fits",
+    cause="`remat.policy: auto` takes the fastest policy whose step fits the devices' memory, even by the "
+    "upper bound of the estimate. None does, so it took decoder, which needs the least memory.",
+    cure="Run `recipe plan`, which has the compiler's figure. Or use a smaller micro_batch_size or "
+    "max_length.",
+)
+
+
+def _recomputing(program: Program, facts: Facts) -> tuple[Program, list[Diagnostic]]:
+    """Resolve `remat.policy: auto`."""
+    if program.recipe.remat.policy != AUTO:
+        return program, []
+    choice = choose(program)
+    automatic = {**program.automatic, "remat.policy": choice.reason}
+    program = replace(with_policy(program, choice.policy), automatic=automatic)
+    if choice.sure:
+        return program, []
+    needed, available = choice.needs[choice.policy], program.accelerator.hbm_bytes_per_device
+    message = (
+        f"no remat.policy surely fits: by calculation, a step with {choice.policy} needs "
+        f"{gib_number(needed.total, 1)} to {gib_number(needed.most, 1)} GiB of each device's "
+        f"{memory_size(available)} GiB"
+    )
+    place = facts.first_given("remat.policy", "mesh.accelerator", "mesh.topology")
+    help = "recipe plan has the compiler's figure, and finds a change with which the step fits"
+    return program, [Diagnostic(N0228, message, place, help)]
+
+
+def _program(facts: Facts, text: str) -> Program:
     recipe = facts.recipe
     assert facts.model is not None and facts.accelerator is not None
     family, architecture = facts.model.family, facts.model.architecture
@@ -83,5 +118,5 @@ def _program(facts: Facts, text: str, notes: tuple[Diagnostic, ...]) -> Program:
         adapters=tuple(adapters),
         rules=facts.rules,
         text=text,
-        notes=notes,
+        automatic=facts.automatic,
     )

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from recipec.compiler.lower import Lowered
+from recipec.compiler.lowering.run_length import warmup_steps
 from recipec.port import dialects
 from recipec.port.back_keys import ALPACA, Config, alpaca, direct, dumped, written
 from recipec.port.keys import table
@@ -263,7 +264,21 @@ UNNAMED = "the tool does not read these columns without a name in data.fields: {
 AFTER = "the tool does not train on what the template writes after the end of an answer"
 
 
+WARMUP = ("train.schedule.warmup_steps", "train.schedule.warmup_ratio")
+
+
 def _retold(path: str, recipe: Recipe, returned: Ledger) -> str | None:
+    """Say how a value differs that comes back in another form; None if it does not come back."""
+    if path in WARMUP and recipe.train.steps is not None:
+        steps = returned.value(WARMUP[0])
+        if steps is None:
+            return None
+        more = steps - warmup_steps(recipe, recipe.train.steps)
+        return {0: "", 1: f"the tool's warm-up takes {steps} steps instead of one"}.get(more)
+    return _retold_rows(path, recipe, returned)
+
+
+def _retold_rows(path: str, recipe: Recipe, returned: Ledger) -> str | None:
     """Say how instruction rows differ that come back as messages."""
     data = recipe.data
     columns = alpaca(data.fields)

@@ -15,6 +15,7 @@ import yaml
 
 from recipec.compiler.catalog import Model, find
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.run_length import warmup_steps
 from recipec.port.common import SINGLE
 from recipec.port.dialects.llamafactory import LOSSES, WEIGHTED
 from recipec.port.meaning import experts, templates
@@ -467,9 +468,9 @@ def _axolotl(config: Config) -> None:
         keys |= {"lr_scheduler": "cosine", "cosine_min_lr_ratio": recipe.train.schedule.min_lr_ratio}
     elif schedule:
         keys["lr_scheduler_kwargs"] = schedule
-    if not _warms(recipe):
+    if not _warms(recipe) or train.steps is not None:  # of max_steps, Axolotl rounds a share down
         keys.pop("warmup_ratio", None)
-        keys["warmup_steps"] = 0
+        keys["warmup_steps"] = warmup_steps(recipe, train.steps or 0)
     keys |= {"eval_steps": train.eval_every} if data.evaluates else {}
     ordered = data.shuffle_seed is None and train.objective != "kto"  # KTO keeps the order anyway
     keys |= {"curriculum_sampling": True} if ordered else {}

@@ -11,9 +11,12 @@ recipe is set, so that a rule can say what several keys together become.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from recipec.spec.key_paths import split
+from recipec.spec.structure import field_at
 
 if TYPE_CHECKING:
     from recipec.port.keys import Keys
@@ -142,6 +145,11 @@ def record(statement: Statement) -> None:
             return
     stated = key in section.stated
     section.stated.add(key)
+    if statement.sets and not section.given(key):
+        sets = {path: value for path, value in statement.sets.items() if not automatic(path)}
+        statement = replace(statement, sets=sets)
+        if not sets and not section.stands(key):
+            return
     if stated:
         _set(statement)
     elif statement.verb is Verb.DIFFERS:
@@ -170,6 +178,15 @@ def record(statement: Statement) -> None:
         whose = f"{section.tool}'s default"
         more = note and statement.verb is Verb.GETS
         ledger.defaulted(path, section.value(key), statement.sets, f"{whose}; {note}" if more else whose)
+
+
+def automatic(path: str) -> bool:
+    """Return whether the recipe's compiler chooses a value by itself, for the model and the machine.
+
+    A tool's default for it is for GPUs, so it is not taken over; what a file gives is.
+    """
+    known = field_at(split(path))
+    return known is not None and known.default == "auto"
 
 
 def _set(statement: Statement) -> None:

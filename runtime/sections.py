@@ -167,12 +167,12 @@ class Lora:
             them one A, as Qwix does for Tunix's fused weight.
     """
 
-    rank: int = 64
-    alpha: float = 1.0
+    rank: int = 16
+    alpha: float = 2.0
     rslora: bool = False
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
-    dropout: float = 0.05
+    dropout: float = 0.0
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     modules_to_save: tuple[str, ...] = ()
     trainable_tokens: tuple[int | str, ...] = ()
@@ -241,7 +241,7 @@ class Data:
     loss_on: str | tuple[str, ...] = "assistant"
     reasoning: str | None = None
     special_tokens: str = "control"
-    max_length: int = 3072
+    max_length: int = 4096
     overlong: str = "drop"
     max_invalid_ratio: float = 0.1
     packing: bool = True

@@ -94,7 +94,7 @@ READ_BY_PORT = {
     # Models, machines, and the checks of the recipe that it writes.
     *("compiler.arrangements", "compiler.catalog", "compiler.lowering.format_keys"),
     *("compiler.lowering.hardware", "compiler.lower"),
-    *("compiler.lowering.program", "compiler.lowering.references"),
+    *("compiler.lowering.program", "compiler.lowering.references", "compiler.lowering.run_length"),
     *("runtime.model.adapters", "runtime.model.families", "runtime.model.families.decoder"),
     *("runtime.data.messages", "runtime.data.tokenizer", "runtime.peft.adapter"),
     "runtime.training.objectives",

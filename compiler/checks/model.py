@@ -269,9 +269,11 @@ E0903 = Code(
 def _attention(facts: Facts) -> Iterator[Diagnostic]:
     recipe, accelerator = facts.recipe, facts.accelerator
     if recipe.model.attention != "splash":
-        if recipe.model.attention_block is not None:
+        if recipe.model.attention == "dot" and recipe.model.attention_block is not None:
             message = "model.attention_block has no effect: attention dot has no blocks"
-            yield Diagnostic(W0806, message, "model.attention_block", "attention: splash, or remove it")
+            cpu = accelerator is not None and accelerator.platform == "cpu"
+            help = "remove it" if cpu else "attention: splash, or remove it"
+            yield Diagnostic(W0806, message, "model.attention_block", help)
         return
     if accelerator is not None and accelerator.platform != "tpu":
         yield Diagnostic(

@@ -515,14 +515,15 @@ W0502 = Code(
     "W0502",
     "warm-up as long as the run",
     cause="The learning rate rises until the run ends, and never reaches its peak.",
-    cure="Use fewer warmup_steps, or a warmup_ratio.",
+    cure="Use fewer warmup_steps, or a warmup_ratio. A run of very few steps is better without: "
+    "`warmup_steps: 0`.",
 )
 
 W0503 = Code(
     "W0503",
     "warm-up takes more than half of the run",
     cause="For most of the run the learning rate is below its peak.",
-    cure="Use a smaller warm-up. A warmup_ratio of 0.05 is usual.",
+    cure="Use a smaller warm-up. A warmup_ratio of 0.03 is usual.",
 )
 
 W0504 = Code(
@@ -561,8 +562,15 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
     warmup, bound = warmup_steps(recipe, steps), length.bound
     in_steps = train.schedule.warmup_ratio is None
     begins = "" if train.continue_from is None else f", of which the schedule has {steps_left(train, steps)}"
-    key = f"train.schedule.{'warmup_steps' if in_steps else 'warmup_ratio'}"
-    shorter = f"warmup_steps: {steps_left(train, steps) // 20}" if in_steps else "warmup_ratio: 0.05"
+    key = facts.first_given(
+        f"train.schedule.{'warmup_steps' if in_steps else 'warmup_ratio'}",
+        *("train.steps", "train.epochs", "data.train"),
+    )
+    shorter = f"warmup_steps: {steps_left(train, steps) // 20}" if in_steps else "warmup_ratio: 0.03"
+    if warmup == 1:  # no share of the steps is shorter
+        shorter = "warmup_steps: 0"
+    if not key.startswith("train.schedule."):
+        shorter = f"train: {{schedule: {{{shorter}}}}}"
     if train.continue_from is not None and length.bound is not None and length.bound <= train.continue_from:
         yield Diagnostic(
             E0524,

@@ -106,7 +106,7 @@ def _schedule(program: Program) -> list[str]:
     train = program.recipe.train
     schedule = train.schedule
     lines, warmup = [], ""
-    if schedule.warmup_ratio is not None:
+    if schedule.warmup_ratio:
         warmup = "warmup"
         lines.append("warmup = math.ceil(WARMUP_RATIO * steps)")
     elif schedule.warmup_steps:

@@ -36,7 +36,7 @@ def script(program: Program) -> dict[str, Any]:
     values = constants(run_settings(program), program)
     if recipe.cache.directory is not None:
         values["CACHE"] = recipe.cache.directory
-    ratio = recipe.train.schedule.warmup_ratio is not None
+    ratio = bool(recipe.train.schedule.warmup_ratio)
     chosen = optimization.hyperparameters(recipe.train)
     if recipe.train.optimizer.name == "muon":
         chosen["MATRICES"] = optimization.matrices(program.parameters)

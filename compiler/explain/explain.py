@@ -141,9 +141,12 @@ def _values(values: Sequence[tuple[tuple[Part, ...], Any]], program: Program, lo
 
 
 def _origin(path: str, program: Program, loaded: Loaded) -> str:
-    """Return where a value comes from; for the commit of an added model, its lock."""
+    """Return where a value comes from: for the commit of an added model its lock, and for `auto` the
+    reason too."""
     lock = _lock(program) if path == "model.revision" else None
-    return lock or str(loaded.sources.origin(path))
+    origin = lock or str(loaded.sources.origin(path))
+    reason = program.automatic.get(path)
+    return origin if reason is None else f"{origin}, auto: {reason}"
 
 
 def _lock(program: Program) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +50,7 @@ class Facts:
         model, accelerator, serve_accelerator: None where unknown (a diagnostic says why) or
             where the recipe has no such section.
         layers: the layers with adapters, None where they cannot be determined.
+        automatic: the keys whose `auto` is resolved in `recipe`, each with the reason for its value.
     """
 
     recipe: Recipe
@@ -58,6 +59,7 @@ class Facts:
     accelerator: Accelerator | None
     serve_accelerator: Accelerator | None
     layers: tuple[int, ...] | None
+    automatic: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -182,7 +184,9 @@ def gather(recipe: Recipe, source: Path) -> tuple[Facts, list[Diagnostic]]:
     serve_accelerator = _serve_accelerator(recipe, diagnostics)
     layers = _layers(recipe, model, diagnostics)
     recipe = _within_positions(_targets(recipe, model), model)
-    return Facts(recipe, source, model, accelerator, serve_accelerator, layers), diagnostics
+    recipe, automatic = _attention(recipe, model, accelerator)
+    facts = Facts(recipe, source, model, accelerator, serve_accelerator, layers, automatic)
+    return facts, diagnostics
 
 
 def _targets(recipe: Recipe, model: catalog.Model | None) -> Recipe:
@@ -195,6 +199,9 @@ def _targets(recipe: Recipe, model: catalog.Model | None) -> Recipe:
     targets = [*usual, *(name for name in names if name not in usual)]
     return recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"targets": targets})})
 
+
+AUTO = "auto"
+"""The value of a key that leaves it to the compiler."""
 
 LENGTHS = (("data", "max_length"), ("serve", "max_model_len"))
 """Lengths of the language whose defaults are longer than some models' positions."""
@@ -212,6 +219,25 @@ def _within_positions(recipe: Recipe, model: catalog.Model | None) -> Recipe:
             shorter.model_fields_set.discard(key)
             recipe = recipe.model_copy(update={name: shorter})
     return recipe
+
+
+def _attention(
+    recipe: Recipe, model: catalog.Model | None, accelerator: Accelerator | None
+) -> tuple[Recipe, dict[str, str]]:
+    """Resolve `model.attention: auto`, and return the reason; without model or machine it stays."""
+    if recipe.model.attention != AUTO or model is None or accelerator is None:
+        return recipe, {}
+    attention, reason = "splash", "the TPU's fused kernel"
+    if accelerator.platform != "tpu":
+        attention, reason = "dot", "splash is a TPU kernel"
+    elif not model.family.flash_attention:
+        attention, reason = "dot", "the model uses transformers' own attention"
+    elif recipe.model.dtype != "bfloat16":
+        attention, reason = "dot", "splash was compiled for TPUs in bfloat16 alone"
+    section = recipe.model.model_copy(update={"attention": attention})
+    if "attention" not in recipe.model.model_fields_set:
+        section.model_fields_set.discard("attention")
+    return recipe.model_copy(update={"model": section}), {"model.attention": reason}
 
 
 def _model(recipe: Recipe, source: Path, diagnostics: list[Diagnostic]) -> catalog.Model | None:

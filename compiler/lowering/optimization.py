@@ -23,7 +23,7 @@ def hyperparameters(train: Train) -> dict[str, Value]:
     """Return the constants that the schedule and the optimizer use."""
     optimizer, schedule = train.optimizer, train.schedule
     out: dict[str, Value] = {"LEARNING_RATE": optimizer.learning_rate}
-    if schedule.warmup_ratio is not None:
+    if schedule.warmup_ratio:
         out["WARMUP_RATIO"] = schedule.warmup_ratio
     elif schedule.warmup_steps:
         out["WARMUP_STEPS"] = schedule.warmup_steps
@@ -53,7 +53,7 @@ def _of_optimizer(optimizer: Optimizer) -> dict[str, Value]:
 def schedule(train: Train) -> Call:
     """Return the optax schedule, with the semantics of transformers' get_*_schedule_with_warmup."""
     peak, final = Name("LEARNING_RATE"), Name("MIN_LR_RATIO * LEARNING_RATE")
-    warmup = Name("WARMUP_STEPS" if train.schedule.warmup_ratio is None else "warmup")
+    warmup = Name("warmup" if train.schedule.warmup_ratio else "WARMUP_STEPS")
     ramp = Call("optax.linear_schedule", {"*0": 0.0, "*1": peak, "*2": warmup})
     # optax refuses a decay of zero steps, which a run that ends within its warm-up would have.
     end = Name(f"max(steps, {warmup.text} + 1)" if may_end_in_warmup(train) else "steps")
@@ -82,7 +82,7 @@ def schedule(train: Train) -> Call:
 
 def may_end_in_warmup(train: Train) -> bool:
     """Return whether the run may have no step after its warm-up."""
-    unknown = train.steps is None or train.schedule.warmup_ratio is not None
+    unknown = train.steps is None or bool(train.schedule.warmup_ratio)
     steps = (train.steps or 0) - (train.continue_from or 0)
     return unknown or steps <= (train.schedule.warmup_steps or 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,8 @@ class Program:
         text: recipe.yaml of the artifact: the recipe as it was written.
         notes: warnings and notes of those checks that depend only on the recipe, not on files next to it.
         notebook: whether its artifact has a notebook.
+        automatic: the keys that the recipe leaves to the compiler (`auto`), with the reasons for their
+            values.
     """
 
     recipe: Recipe
@@ -59,6 +61,7 @@ class Program:
     text: str
     notes: tuple[Diagnostic, ...] = ()
     notebook: bool = False
+    automatic: Mapping[str, str] = field(default_factory=dict)
 
     def serving(self, **changes: object) -> Program:
         """Return the program with other settings of the server."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,12 +15,10 @@ from recipec.compiler.arrangements import arrangements
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import ENOUGH_STEPS, FEW_SAMPLES_EPOCHS, MOST_EPOCHS, Length
-from recipec.compiler.lowering.sizes import BYTES
-from recipec.compiler.roofline.training_step import Layer, Shapes, kept_bytes, rows, shapes, state_bytes
-from recipec.compiler.wording import divisors, split_layer
-
-POLICIES = ("none", "save_attention", "decoder")
-"""Values of `remat.policy`, the fastest first."""
+from recipec.compiler.roofline.remat_policy import POLICIES, RematChoice, choose
+from recipec.compiler.roofline.step_estimate import Need, fits, need
+from recipec.compiler.wording import divisors
+from recipec.spec.language import Lora
 
 LENGTHS = (4096, 2048, 1024, 512)
 """Lengths of a row in tokens, the longest first."""
@@ -45,7 +42,8 @@ JUDGED = {"preference": "dpo", "unpaired_preference": "kto"}
 FEWEST = {"kto": 2}
 """Least rows of a device's micro-batch, for methods that need more than one."""
 
-RANK = 16
+RANK = Lora().rank
+"""The language's default."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +88,16 @@ class Draft:
     @cached_property
     def need(self) -> Need:
         """The memory that a step takes on one device, as an estimate."""
+        return need(self.program)
+
+    @cached_property
+    def choice(self) -> RematChoice:
+        """What a recipe of this draft gets with `remat.policy: auto`."""
+        return choose(self.program)
+
+    @property
+    def program(self) -> Program:
+        """The probe's program in this configuration."""
         given = self.probe.program
         recipe = given.recipe
         model = {
@@ -105,14 +113,13 @@ class Draft:
             "data": recipe.data.model_copy(update={"max_length": self.length}),
             "train": recipe.train.model_copy(update=train),
         }
-        program = replace(
+        return replace(
             given,
             recipe=recipe.model_copy(update=updates),
             accelerator=self.accelerator,
             data_parallel=self.fsdp,
             accumulation_steps=self.accumulation,
         )
-        return estimated(self.probe, program)
 
 
 def drafts(
@@ -253,34 +260,8 @@ def dtype(accelerator: Accelerator) -> str:
     return "bfloat16" if accelerator.platform == "tpu" else "float32"
 
 
-KEPT: dict[str, float] = {"none": 2.3}
-"""Size of what a policy keeps, relative to what every step needs. Without recomputation, results of norms,
-rotations, activation functions and adapters are kept as well: 2.2 times as much in the compiled flagship."""
-
-LOSS_BYTES = 2**30
-"""Bytes of one chunk's float32 logits with their gradient, and of smaller buffers."""
-
 HEADROOM = 0.15
 """Share of the memory that an estimate has to leave free where its upper bound does not fit."""
-
-LEAST_SHARE: dict[str, float] = {"none": 0.92, "save_attention": 0.3, "decoder": 0.59}
-"""The least that the estimate was of a plan's memory, by policy, over the plans of recipes/estimates.json
-(2026-11-28). The upper bound of a step's memory is the estimate divided by it."""
-
-
-@dataclass(frozen=True)
-class Need:
-    """Bytes that one device needs.
-
-    Attributes:
-        state: weights, adapters and the optimizer's state.
-        total: of the whole step.
-        most: the upper bound of the whole step, which no recorded plan exceeds.
-    """
-
-    state: float
-    total: float
-    most: float
 
 
 @dataclass
@@ -293,69 +274,6 @@ class Probe:
 
     program: Program
     positions: int | None = None
-    _shapes: dict[int, Shapes] = field(default_factory=dict)
-
-    def shapes(self, length: int) -> Shapes:
-        """Return the model's shapes for rows of `length` tokens."""
-        if length not in self._shapes:
-            self._shapes[length] = shapes(self.program, length)
-        return self._shapes[length]
-
-    @cached_property
-    def largest_layer(self) -> int:
-        """Numbers in the weights of the largest layer, including all experts."""
-        layers: Counter[int] = Counter()
-        for parameter in self.program.parameters:
-            layer = split_layer(parameter.path)[1]
-            if layer is not None:
-                layers[layer] += math.prod(parameter.shape)
-        return max(layers.values(), default=0)
-
-
-def estimated(probe: Probe, program: Program) -> Need:
-    """Estimate the memory of a program's step; on a CPU, only of its state.
-
-    Args:
-        program: the probe's program in another configuration.
-    """
-    policy, length = program.recipe.remat.policy, program.recipe.data.max_length
-    state = state_bytes(program)
-    if program.accelerator.platform == "cpu":
-        return Need(state, state, state)
-    kept = kept_bytes(program, probe.shapes(length), length) * KEPT.get(policy, 1.0)
-    total = state + kept + _working(probe, program, policy == "none")
-    return Need(state, total, total / LEAST_SHARE.get(policy, min(LEAST_SHARE.values())))
-
-
-def fits(accelerator: Accelerator, needed: float) -> bool:
-    """Return whether a step of `needed` bytes fits a device. CPU devices share the host's memory."""
-    available = accelerator.hbm_bytes_per_device
-    return not available or needed <= available
-
-
-def _working(probe: Probe, program: Program, kept_whole: bool) -> float:
-    """Return the bytes that one layer needs while it is computed, and the loss.
-
-    Args:
-        kept_whole: whether the layer's intermediate results are already counted as kept.
-    """
-    length, size = program.recipe.data.max_length, BYTES[program.recipe.model.dtype]
-    model, axes = probe.shapes(length), program.recipe.mesh.axes
-    largest = max(model.layers, key=lambda layer: layer.weights)
-    # Weights of a layer and of the next one, which is fetched meanwhile.
-    gathered = 2 * probe.largest_layer + model.head if axes["fsdp"] > 1 else 0.0
-    tokens = rows(program) * length
-    one = 0.0 if kept_whole else KEPT["none"] * _numbers(program, largest) * tokens * size
-    scores = 0.0
-    if program.recipe.model.attention == "dot":
-        # Attention scores in float32, with their gradient.
-        scores = 8.0 * program.architecture.num_heads * tokens * length
-    return gathered * size / axes["tp"] + (one + scores) / math.prod(axes.values()) + LOSS_BYTES
-
-
-def _numbers(program: Program, layer: Layer) -> float:
-    """Return how many intermediate numbers a layer computes per token."""
-    return 2.0 * program.architecture.hidden_size + layer.attended + sum(layer.products.values())
 
 
 USUAL_EPOCHS = 3

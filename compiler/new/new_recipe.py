@@ -189,6 +189,7 @@ def _checked(
     lowered = lower(load(asked.file, text=text))
     if lowered.program is not None:
         draft, pace = paced(draft, asked.source.longest, _length(lowered.program))
+        draft = replace(draft, policy=draft.choice.policy)  # fewer rows may leave room for a faster one
         text = write(replace(contents, draft=draft, pace=pace))
         lowered = lower(load(asked.file, text=text))
     error = next((d for d in lowered.diagnostics if d.severity == "error"), None)

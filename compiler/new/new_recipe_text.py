@@ -118,10 +118,6 @@ def _model(c: Contents) -> Lines:
         lines["model.dtype"] = Line("float32", "CPUs are slow at bfloat16")
     if c.draft.quantize:
         lines["model.quantization"] = Line("nf4", _why_quantized(c))
-    if c.draft.attention == "splash":
-        why = "the TPU's fused kernel, which keeps no scores"
-        packed = ", with borders between packed samples" if c.source.format not in ALONE else ""
-        lines["model.attention"] = Line("splash", f"{why}{packed}")
     return lines
 
 
@@ -163,8 +159,7 @@ def _lora(c: Contents) -> Lines:
     reached = f"all projections of {every} layers; LoRA reaches {program.reach}"
     return {
         "lora.rank": Line(RANK, f"{quantity(program.trainable_parameters)} trained numbers, {share:.2%}"),
-        "lora.alpha": Line(2 * RANK, "the adapters' product counts alpha / rank = 2 times"),
-        "lora.dropout": Line(0.0),
+        "lora.alpha": Line(int(lora.alpha), "the adapters' product counts alpha / rank = 2 times"),
         "lora.targets": Line(lora.targets, reached),
     }
 
@@ -198,9 +193,9 @@ def _data(c: Contents) -> Lines:
         longer = f"the longest of {of} has about {plural(source.longest, 'token')}; {longer}"
         if source.longest > d.length == d.probe.positions:
             longer = f"the model's positions; {longer}"
-    lines["data.max_length"] = Line(d.length, longer)
     if format not in ALONE:
-        lines["data.packing"] = Line(True, "several samples share a row; each sees only itself")
+        longer = f"short samples share rows, kept apart; {longer}"
+    lines["data.max_length"] = Line(d.length, longer)
     return lines
 
 
@@ -230,37 +225,25 @@ def _train(c: Contents) -> Lines:
     if "data.eval_fraction" in _data(c) and c.pace.every != EVERY:
         lines["train.eval_every"] = Line(c.pace.every)
     rate = default_rate(d.method == "full", d.method if d.method in JUDGED.values() else "sft")
-    lines["train.optimizer"] = Line({"learning_rate": rate, "weight_decay": 0.0, "max_grad_norm": 1.0})
-    schedule: dict[str, Any] = {"name": "cosine"}
-    if c.source.rows is None or c.source.rows >= LOOKED_AT:  # fewer rows give too few steps for a warm-up
-        schedule["warmup_ratio"] = 0.03
-    lines["train.schedule"] = Line(schedule)
-    lines["remat.policy"] = Line(d.policy, _why_recomputed(c))
+    lines["train.optimizer.learning_rate"] = Line(rate)
+    if c.source.rows is not None and c.source.rows < LOOKED_AT:
+        lines["train.schedule.warmup_steps"] = Line(0, "too few steps for a warm-up")
+    lines["remat.policy"] = Line(d.policy, d.choice.reason)
     return lines
 
 
-def _why_recomputed(c: Contents) -> str:
-    if c.draft.policy == "none":
-        return "all activations fit next to the weights: nothing is computed twice"
-    kept = "but its attention " if c.draft.policy == "save_attention" else ""
-    return f"each layer {kept}is computed again: its activations may not fit in {_available(c)}"
-
-
 def _rest(c: Contents) -> Lines:
-    lines = {"checkpoint": Line({"every_steps": c.pace.every, "keep": 2})}
+    lines: Lines = {}
     if c.draft.accelerator.platform == "tpu":
-        place = Line("checkpoints", "gs://bucket/folder outlives the machine")
+        lines["checkpoint.directory"] = Line("checkpoints", "gs://bucket/folder outlives the machine")
         if c.draft.accelerator.hosts > 1:
-            place = Line(f"gs://my-bucket/{c.name}", "name your bucket: every host writes there")
-        lines = {
-            "checkpoint.directory": place,
-            "checkpoint.every_steps": Line(c.pace.every),
-            "checkpoint.keep": Line(2),
-        }
-    merge: dict[str, Any] = {"output": "merged", "dtype": dtype(c.draft.accelerator)}
-    if c.draft.method != "full":
-        merge["adapter"] = True
-    return {**lines, "merge": Line(merge)}
+            where = "name your bucket: every host writes there"
+            lines["checkpoint.directory"] = Line(f"gs://my-bucket/{c.name}", where)
+    if c.pace.every != EVERY:
+        lines["checkpoint.every_steps"] = Line(c.pace.every)
+    if dtype(c.draft.accelerator) == "float32":
+        lines["merge.dtype"] = Line("float32")
+    return lines
 
 
 REASONS = {

@@ -20,6 +20,7 @@ from typing import Any, get_args
 
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.backend import Backend
+from recipec.compiler.lowering.facts import AUTO
 from recipec.compiler.lowering.hardware import arranged
 from recipec.compiler.lowering.libtpu import profiles
 from recipec.compiler.lowering.program import Program
@@ -406,7 +407,10 @@ def _variant(
         "model.attention_block": (block, recipe.model.attention_block),
         "xla.profile": (profile, recipe.xla.profile),
     }
-    sets = tuple(f"{path}={flow(value)}" for path, (value, present) in wanted.items() if value != present)
+    changed = {path for path, (value, present) in wanted.items() if value != present}
+    # With another mesh or batch, `auto` could mean another value than the variant's.
+    changed |= {path for path in wanted if changed and path in program.automatic}
+    sets = tuple(f"{path}={flow(value)}" for path, (value, _) in wanted.items() if path in changed)
     return Variant(tuple(axes.items()), micro, batch, policy, attention, profile, block, sets)
 
 
@@ -444,7 +448,8 @@ def _batches(batch: int, shards: int, free: bool) -> Iterator[tuple[int, int]]:
 
 def _policies(program: Program) -> list[str]:
     every: tuple[str, ...] = get_args(Remat.model_fields["policy"].annotation)
-    return [name for name in every if program.accelerator.platform == "tpu" or name not in SAVED_ON_HOST]
+    tpu = program.accelerator.platform == "tpu"
+    return [name for name in every if name != AUTO and (tpu or name not in SAVED_ON_HOST)]
 
 
 def _profiles(program: Program) -> list[str]:

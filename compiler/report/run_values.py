@@ -122,7 +122,8 @@ def matching(recipe: Recipe, file: Path, text: str | None) -> Loaded | None:
     loaded = load(file, text=text)
     if loaded.recipe is None:
         return None
-    mine, other = (dict(leaves(one)) for one in (recipe, loaded.recipe))
+    program = lower(loaded, planning=True).program  # the lock has the values that `auto` stands for
+    mine, other = (dict(leaves(one)) for one in (recipe, program.recipe if program else loaded.recipe))
     left_open: set[tuple[Part, ...]] = {("extends",)}
     if loaded.recipe.model.revision is None:  # the folder of an added model sets it
         left_open.add(("model", "revision"))

@@ -609,7 +609,6 @@ def _memory(run: Run) -> Says:
     section = run.section("distributed")
     policy = "decoder" if section.flag("activation_checkpointing") else "none"
     yield section.say("activation_checkpointing", {"remat.policy": policy})
-    yield section.sets("remat.policy", policy)
     yield run.keys.same("distributed", note=sharding.MESH)
 
 

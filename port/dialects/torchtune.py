@@ -120,7 +120,10 @@ def _optimizer(run: Run) -> Says:
 
 def _memory(run: Run) -> Says:
     keys = run.keys
-    remat = keys.flag("enable_activation_checkpointing") or keys.value("ac_mode") in ("full", "selective")
+    mode = keys.value("ac_mode") in ("full", "selective")
+    remat = keys.flag("enable_activation_checkpointing") or mode
+    if mode:
+        yield keys.sets("remat.policy", "decoder")
     yield keys.same("enable_activation_checkpointing", {"remat.policy": "decoder" if remat else "none"})
 
 

@@ -335,10 +335,10 @@ class Warmup:
     note: str = ""
 
     def values(self) -> dict[str, Any]:
-        """Return the recipe's values; {} without a warm-up."""
+        """Return the recipe's values."""
         if self.ratio:
             return {"train.schedule.warmup_ratio": self.ratio}
-        return {"train.schedule.warmup_steps": self.steps} if self.steps else {}
+        return {"train.schedule.warmup_steps": self.steps or 0}
 
 
 SCHEDULES: Mapping[str, Schedule] = {

@@ -232,12 +232,8 @@ def schedule(run: Run, keys: Keys) -> Says:
     if ratio is not None:
         yield keys.say("warmup_ratio", warmup.values(), warmup.note)
         yield keys.same("warmup_steps", note="warmup_ratio overrides it")
-    elif warmup.values():
-        yield keys.say("warmup_steps", warmup.values(), warmup.note)
     else:
-        yield keys.same("warmup_steps", note="no warm-up, as in recipec")
-        if not keys.stands("warmup_steps"):
-            yield keys.say("warmup_steps", {"train.schedule.warmup_steps": 0})
+        yield keys.say("warmup_steps", warmup.values(), warmup.note)
 
 
 _LOGARITHMIC = "DeepSpeed's warm-up rises with the logarithm of the step; recipec's is linear"

@@ -269,7 +269,7 @@ class Data(Section):
     max_length: int = field(
         "Length of a row, by default at most the model's positions; overlong sets what to do with longer "
         "samples.",
-        3072,
+        4096,
         unit="tokens",
         ge=8,
         le=2**20,

@@ -117,22 +117,26 @@ Init = Annotated[
 ]
 
 
+ALPHA_OF_RANK = 2
+"""The default of alpha, as a multiple of the rank."""
+
+
 def _alpha_of_rank(values: dict[str, Any]) -> float:
-    return float(values.get("rank", 1))
+    return float(ALPHA_OF_RANK * values.get("rank", 1))
 
 
 class Lora(Section):
     """Low-rank adapters, which are trained instead of the whole model."""
 
-    rank: int = field("Inner dimension of each adapter.", 64, unit="dimensions", ge=1, le=4096)
+    rank: int = field("Inner dimension of each adapter.", 16, unit="dimensions", ge=1, le=4096)
     alpha: float = field(
         "The adapter's product is scaled by alpha / rank.",
         unit="none (a factor)",
-        default_is="the rank",
+        default_is="twice the rank",
         default_factory=_alpha_of_rank,
         gt=0,
         allow_inf_nan=False,
-        example=64,
+        example=32,
     )
     rslora: bool = field("Rank-stabilized LoRA: scale by alpha / sqrt(rank) instead of alpha / rank.", False)
     rank_pattern: dict[str, Annotated[int, field("Rank.", unit="dimensions", ge=1, le=4096)]] = field(
@@ -152,7 +156,7 @@ class Lora(Section):
         example={"down_proj": 32},
     )
     dropout: float = field(
-        "Share of the adapters' inputs that is zeroed during training.", 0.05, unit="probability", ge=0, lt=1
+        "Share of the adapters' inputs that is zeroed during training.", 0.0, unit="probability", ge=0, lt=1
     )
     targets: Annotated[list[str], AfterValidator(distinct)] = field(
         "The modules that get an adapter: Hugging Face names of projections, or regular expressions that "

@@ -183,15 +183,21 @@ class Sharding(Section):
     )
 
 
+Policy = Literal["auto", "none", "block", "decoder", "save_attention", "save_dots", "offload_dots"]
+
+
 class Remat(Section):
     """Rematerialization: what the backward pass computes again instead of storing it."""
 
-    policy: Literal["none", "block", "decoder", "save_attention", "save_dots", "offload_dots"] = field(
-        "none stores every activation. block recomputes within attention and feed-forward blocks. decoder "
-        "stores only the input of each decoder layer. save_attention also stores each attention result, and "
-        "save_dots also the result of each projection. offload_dots keeps these in the host's memory.",
-        "decoder",
+    policy: Policy = field(
+        "auto takes the fastest policy that fits the memory by calculation. none stores every activation. "
+        "block recomputes within attention and feed-forward blocks. decoder stores only the input of each "
+        "decoder layer. save_attention also stores each attention result, and save_dots also the result of "
+        "each projection. offload_dots keeps these in the host's memory.",
+        "auto",
         choices={
+            "auto": "The fastest policy that surely fits the devices' memory, by calculation; decoder if no "
+            "policy does. On a CPU: none. `recipe explain` and recipe.lock.json show the choice.",
             "none": "Store every activation: fastest, and needs the most memory.",
             "block": "Recompute attention and feed-forward blocks.",
             "decoder": "Store only the input of each decoder layer, and recompute the layer.",

@@ -54,10 +54,13 @@ class Model(Section):
             "both": "In the forward pass and for the gradient of the activations.",
         },
     )
-    attention: Literal["dot", "splash"] = field(
-        "Attention: dot computes all scores, splash is the TPU's fused kernel.",
-        "dot",
+    attention: Literal["auto", "dot", "splash"] = field(
+        "Attention: dot computes all scores, splash is the TPU's fused kernel. auto takes splash where it "
+        "runs.",
+        "auto",
         choices={
+            "auto": "splash on a TPU in bfloat16. dot on a CPU, in float32, and for a model that no family "
+            "describes.",
             "dot": "Compute and store all scores; memory grows with the square of max_length.",
             "splash": "The TPU's fused kernel; memory grows in proportion to max_length. It needs a TPU.",
         },

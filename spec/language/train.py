@@ -93,19 +93,27 @@ class Optimizer(Section):
     )
     weight_decay: float = field(
         "Share of each parameter that a step subtracts, multiplied by the learning rate.",
-        0.001,
+        0.0,
         unit="none (a factor)",
         ge=0,
         allow_inf_nan=False,
     )
     max_grad_norm: float | None = field(
         "Largest global norm of the gradients; larger ones are scaled down. null does not clip.",
-        None,
+        1.0,
         unit="none (an L2 norm)",
         gt=0,
         allow_inf_nan=False,
-        example=1.0,
     )
+
+
+WARMUP_RATIO = 0.03
+"""The default warm-up of a schedule that decays, as a share of the steps."""
+
+
+def _warmup_of_schedule(values: dict[str, Any]) -> float | None:
+    given = values.get("warmup_steps") is not None
+    return None if given or values.get("name") == "constant" else WARMUP_RATIO
 
 
 class Schedule(Section):
@@ -122,7 +130,7 @@ class Schedule(Section):
         },
     )
     warmup_steps: int | None = field(
-        "Length of the warm-up. Give either this or warmup_ratio; without both there is none.",
+        "Length of the warm-up; 0 has none. Give either this or warmup_ratio.",
         None,
         unit="optimizer steps",
         ge=0,
@@ -130,9 +138,10 @@ class Schedule(Section):
         example=100,
     )
     warmup_ratio: float | None = field(
-        "Length of the warm-up as a share of all steps, rounded up.",
-        None,
+        "Length of the warm-up as a share of all steps, rounded up; 0 has none.",
         unit="share of the steps",
+        default_is="0.03, or null with warmup_steps and for constant",
+        default_factory=_warmup_of_schedule,
         ge=0,
         lt=1,
         example=0.03,

@@ -139,7 +139,7 @@ VALUES: dict[str, dict[str, str]] = {
         },
         "model.attention": {
             "flash flash_attention flash_attention_2 flash_attention_3 fa2 fa3 sdpa flex_attention "
-            "xformers auto "
+            "xformers "
             "autoselected cudnn_flash_te memory_efficient pallas": "`attention: splash`, the TPU's "
             "fused kernel",
             "eager dot_product naive math vanilla xla": "`attention: dot`",

@@ -228,7 +228,8 @@ def test_missing_or_changed_file_of_an_added_model_is_an_error(
         return
     assert code == "E0810" and message.startswith(f"{FOLDER}/{name} ")
     revision = "" if name == "model.lock.json" else " --revision v1"
-    assert f"`recipe models add {ID}{revision}` adds it again" in str(found.diagnostics[0].help)
+    error = next(diagnostic for diagnostic in found.diagnostics if diagnostic.code == code)
+    assert f"`recipe models add {ID}{revision}` adds it again" in str(error.help)
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,13 @@ def reference(name: str, steps: int, warmup: int, final: float) -> Rate:
 CASES = [
     ("cosine", "warmup_steps: 10", 50, 10, 0.0),
     ("cosine", "warmup_ratio: 0.03", 50, 2, 0.1),
-    ("cosine", "warmup_steps: null", 50, 0, 0.1),
+    ("cosine", "warmup_steps: 0", 50, 0, 0.1),
+    ("cosine", "warmup_steps: null", 50, 2, 0.1),
+    ("cosine", "warmup_ratio: 0", 50, 0, 0.0),
     ("cosine", "warmup_steps: 100", 20, 100, 0.0),
     ("cosine", "warmup_ratio: 0.9", 1, 1, 0.0),
     ("linear", "warmup_steps: 10", 50, 10, 0.2),
-    ("linear", "warmup_steps: null", 50, 0, 0.0),
+    ("linear", "warmup_steps: 0", 50, 0, 0.0),
     ("linear", "warmup_ratio: 0.5", 1, 1, 0.0),
     ("constant", "warmup_steps: 10", 50, 10, 0.0),
     ("constant", "warmup_steps: null", 50, 0, 0.0),
@@ -82,4 +84,6 @@ def test_the_optimizer_is_adamw_with_the_recipes_values(tmp_path: Path) -> None:
 
 
 def test_train_py_does_not_clip_without_max_grad_norm(tmp_path: Path) -> None:
-    assert "clip" not in files_of(tmp_path)["train.py"].decode()
+    files = files_of(tmp_path, ["train.optimizer.max_grad_norm=null"])
+    assert "clip" not in files["train.py"].decode()
+    assert "optax.clip_by_global_norm(MAX_GRAD_NORM)" in files_of(tmp_path)["train.py"].decode()

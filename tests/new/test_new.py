@@ -17,11 +17,14 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.first_rows import MOST
 from recipec.compiler.lowering.hardware import from_name
+from recipec.compiler.lowering.recorded import to_record
 from recipec.compiler.lowering.run_length import ENOUGH_STEPS, run_length
+from recipec.compiler.lowering.runtime_settings import run_settings
 from recipec.compiler.new import written_files
 from recipec.compiler.new.data_source import NewData, look, recognize
 from recipec.compiler.new.new_recipe import Made, NewRecipeOptions, make
 from recipec.spec.load import load
+from recipec.spec.recipe_text import to_yaml
 from tests.runtime.chats import chat
 
 ACCELERATORS = ("v5e-8", "v5p-8", "v6e-8", "tpu7x-8", "cpu-8")
@@ -89,6 +92,40 @@ def test_generated_recipes_match_golden_files(request: pytest.FixtureRequest) ->
             golden.write_text(text, encoding="utf-8")
         assert text == golden.read_text(encoding="utf-8"), name
         checked(text)
+
+
+EDITED = (
+    *("lora.rank", "lora.alpha", "lora.targets", "train.optimizer", "train.beta", "remat.policy"),
+    *("checkpoint.directory", "data.max_length"),
+)
+"""Keys that a new recipe writes for people to edit, although their defaults are the same."""
+
+
+@pytest.mark.parametrize(
+    ("model", "accelerator", "method"),
+    [
+        ("google/gemma-4-31B-it", "v6e-8", None),
+        ("Qwen/Qwen3-8B", "v6e-8", None),
+        ("Qwen/Qwen3-4B", "v5p-8", "dpo"),
+        ("meta-llama/Llama-3.2-1B-Instruct", "v5p-8", "full"),
+        ("google/gemma-3-270m", "cpu-8", None),
+    ],
+)
+def test_new_recipe_has_the_languages_defaults(model: str, accelerator: str, method: str | None) -> None:
+    """Remove what people edit: with the defaults of the language, the program is the same."""
+    path = Path("recipes/sample.yaml")
+    written = load(path, text=made(model, accelerator, method).text)
+    values = json.loads(json.dumps(written.raw))
+    short = ("data.max_length",) if accelerator == "cpu-8" or method == "dpo" else ()
+    for section, _, key in (name.partition(".") for name in EDITED if name not in short):
+        if isinstance(values.get(section), dict):
+            values[section].pop(key, None)
+    assert values != written.raw
+    bare = load(path, text=to_yaml(values))
+    first, second = (lower(loaded).program for loaded in (written, bare))
+    assert first is not None and second is not None
+    assert to_record(first.recipe) == to_record(second.recipe)
+    assert run_settings(first) == run_settings(second)
 
 
 def test_draft_uses_qlora_only_if_lora_does_not_fit() -> None:

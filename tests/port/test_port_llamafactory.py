@@ -45,7 +45,7 @@ def test_plain_llamafactory_run_sets_recipe_values(tmp_path: Path) -> None:
     assert made.value("data.train") == ["hf://our/letters"]
     assert values(made, "data.max_length", "data.overlong", "data.packing") == [2048, "truncate", False]
     assert values(made, "train.optimizer.weight_decay", "train.optimizer.max_grad_norm") == [0.0, 1.0]
-    assert values(made, "remat.policy", "train.seed", "data.loss_on") == ["decoder", 42, "assistant"]
+    assert values(made, "remat.policy", "train.seed", "data.loss_on") == [None, 42, "assistant"]
 
 
 def test_split_special_tokens_makes_control_tokens_of_the_data_text(tmp_path: Path) -> None:

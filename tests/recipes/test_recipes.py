@@ -13,9 +13,10 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.miniature.small_checkpoint import shrink
-from recipec.compiler.new.draft import LEAST_SHARE, Probe, estimated
 from recipec.compiler.plan import first_estimate
 from recipec.compiler.plan.results import Plan
+from recipec.compiler.roofline.step_estimate import LEAST_SHARE
+from recipec.compiler.roofline.step_estimate import need as estimated
 from recipec.spec.load import load
 from scripts import recipes
 from scripts.recipe_pages import EARLIER, Planned, Record, head, with_head
@@ -232,7 +233,7 @@ def test_upper_bound_of_the_estimated_memory_is_below_no_recorded_plan(
     shares: dict[str, float] = {}
     for name, made in record.recipes.items():
         program = programs[name]
-        need, used = estimated(Probe(program), program), made.memory.used
+        need, used = estimated(program), made.memory.used
         assert need.most >= used, name
         policy = program.recipe.remat.policy
         shares[policy] = min(shares.get(policy, math.inf), need.total / used)

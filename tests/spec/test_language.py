@@ -52,17 +52,40 @@ def test_smallest_recipe_gets_the_default_values() -> None:
     assert recipe.mesh.axes == {"fsdp": 4, "tp": 1} and list(recipe.mesh.axes) == ["fsdp", "tp"]
     assert recipe.data.train[0].path == "a.jsonl" and recipe.data.train[0].weight == 1.0
     assert (recipe.train.epochs, recipe.train.steps) == (1, None)
-    assert recipe.train.schedule.warmup_steps is None and recipe.train.schedule.warmup_ratio is None
-    assert recipe.train.optimizer.learning_rate == 1e-5
+    assert (recipe.model.attention, recipe.remat.policy, recipe.data.max_length) == ("auto", "auto", 4096)
+    optimizer = recipe.train.optimizer
+    assert (optimizer.weight_decay, optimizer.max_grad_norm) == (0.0, 1.0)
+    assert optimizer.learning_rate == 1e-5
     assert recipe.benchmark.request_rates == [1, 4, 16, "inf"]
     assert recipe.launch.kind == ["tpu-vm", "gke", "skypilot", "xpk"]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "ratio"),
+    [
+        ({}, 0.03),
+        ({"name": "linear"}, 0.03),
+        ({"name": "constant"}, None),
+        ({"warmup_steps": 10}, None),
+        ({"warmup_steps": 0}, None),
+        ({"warmup_steps": None}, 0.03),
+        ({"warmup_ratio": 0.1}, 0.1),
+        ({"warmup_ratio": None}, None),
+    ],
+)
+def test_warmup_ratio_has_a_default_without_other_warmups(
+    schedule: dict[str, Any], ratio: float | None
+) -> None:
+    recipe = Recipe.model_validate(smallest(train={"schedule": schedule}))
+    assert recipe.train.schedule.warmup_ratio == ratio
+
+
 def test_alpha_follows_rank_and_steps_replace_epochs() -> None:
     recipe = Recipe.model_validate(smallest(lora={"rank": 8}, train={"steps": 5}))
-    assert recipe.lora is not None and recipe.lora.alpha == 8.0
+    assert recipe.lora is not None and recipe.lora.alpha == 16.0
     assert (recipe.train.epochs, recipe.train.steps) == (None, 5)
-    assert Recipe.model_validate(smallest(lora={})).lora.alpha == 64.0  # type: ignore[union-attr]
+    lora = Recipe.model_validate(smallest(lora={})).lora
+    assert lora is not None and (lora.rank, lora.alpha, lora.dropout) == (16, 32.0, 0.0)
 
 
 def test_recipe_reads_back_unchanged_from_its_dump() -> None:

@@ -31,7 +31,7 @@ MODEL = ModelSettings(
     dtype="bfloat16",
     attention="splash",
     attention_block=1024,
-    remat="decoder",
+    remat="none",
 )
 MESH = MeshSettings(
     platform="tpu",
@@ -64,7 +64,7 @@ DATA = DataSettings(
     transform=f"{ARTIFACT / 'rows/prepare.py'}:clean",
     loss_on="completion",
     special_tokens="control",
-    max_length=3072,
+    max_length=4096,
     overlong="drop",
     max_invalid_ratio=0.02,
     packing=True,
