@@ -30,7 +30,7 @@ MODEL = ModelSettings(
     family="gemma4",
     dtype="float32",
     attention="dot",
-    remat="decoder",
+    remat="none",
 )
 MESH = MeshSettings(platform="cpu", devices=8, axes={"fsdp": 4, "tp": 2})
 LORA = LoraSettings(
