@@ -10,6 +10,10 @@ from recipec.compiler.roofline.server_results import Cache, Comparison, Load, Se
 from recipec.compiler.wording import plural
 
 TYPES = {4: "float32", 2: "bfloat16", 1: "eight bits"}
+LONGER = {"TTFT": (1.6, 2.9, 4.4), "TPOT": (1.2, 2.2, 8.6)}
+"""How many times their estimates published times are: the least, the median and the most.
+
+docs/planning.md has the times, and tests/plan/test_serving_figures.py compares."""
 
 
 def document(serving: ServingPlan) -> Document:
@@ -107,7 +111,7 @@ def _decode(serving: ServingPlan) -> list[Block]:
             "Sequences x context; what is read in GB, times in ms. TPOT at least: the longest of memory, "
             "compute and all-reduces, with the cache outside of windows skipped: a lower bound. Estimate: "
             "the cache read in the decode kernel's blocks, at vLLM-TPU's default sizes mostly whole, and the "
-            "all-reduces after the rest."
+            f"all-reduces after the rest. {_longer('TPOT')}"
         ),
     ]
 
@@ -115,8 +119,14 @@ def _decode(serving: ServingPlan) -> list[Block]:
 def _prefill(serving: ServingPlan) -> list[Block]:
     rows = [[f"{step.tokens:,.0f}", *_times(step)] for step in serving.prefill]
     head = ["prefill of", "memory", "compute", "all-reduces", "TTFT at least", "estimate"]
-    note = "Tokens of a prompt that waits for nothing; times in ms, as above."
+    note = f"Tokens of a prompt that waits for nothing; times in ms, as above. {_longer('TTFT')}"
     return [Table(head, rows), Text(note)]
+
+
+def _longer(what: str) -> str:
+    least, middle, most = LONGER[what]
+    ratios = f"{least:g} to {most:g} times the estimate (median {middle:g})"
+    return f"The servers of docs/planning.md took {ratios}."
 
 
 def _times(step: StepBounds) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from statistics import median
 
 import pytest
 
+from recipec.compiler.roofline.server_text import LONGER
 from scripts.serving_figures import BEGIN, END, LOGS, PAGE, Figure, figures, logs, tables
 
 MEMORY = ("weights", "tokens")
@@ -25,6 +27,12 @@ def test_weights_and_tokens_of_the_cache_match_the_logs_within_one_percent(found
     assert {one.what for one in found} == {*MEMORY, "TTFT", "TPOT"}
     wrong = [one for one in found if one.what in MEMORY and abs(one.error) > 0.01]
     assert not wrong, wrong
+
+
+def test_plan_states_how_much_longer_published_servers_took(found: list[Figure]) -> None:
+    for what, stated in LONGER.items():
+        times = [one.published / one.estimate for one in found if one.what == what]
+        assert stated == tuple(round(one, 1) for one in (min(times), median(times), max(times)))
 
 
 def test_times_are_not_shorter_than_the_estimates(found: list[Figure]) -> None:
