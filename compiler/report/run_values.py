@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from recipec.compiler.explain.diff import words
 from recipec.compiler.explain.explain import leaves, summary
 from recipec.compiler.lower import lower
+from recipec.compiler.lowering.facts import AUTO
 from recipec.compiler.lowering.recorded import from_record
 from recipec.compiler.pages.document import Items, Section, Table, Text
 from recipec.spec.core_schema import flow
 from recipec.spec.key_paths import Part, join
 from recipec.spec.language import Section as Node
 from recipec.spec.load import load
+from recipec.spec.structure import field_at
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -61,7 +63,9 @@ def _origin(run: ReportedRun, parts: tuple[Part, ...], value: Any) -> tuple[str,
         origin = run.loaded.sources.origin(join(parts))
         return str(origin), origin.kind == "default"
     default = _is_default(run.recipe, parts, value)
-    return "as by default" if default else "the recipe", default
+    field = field_at(parts)
+    given = "the recipe, or auto" if field is not None and field.default == AUTO else "the recipe"
+    return "as by default" if default else given, default
 
 
 def _is_default(node: Any, parts: tuple[Part, ...], value: Any) -> bool:

@@ -23,7 +23,7 @@ EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 def test_run_page_matches_golden_file(place: Path, request: pytest.FixtureRequest) -> None:
     fast = writing.run(place / "fast" / "checkpoints", resumed=(120,))
     slow = writing.run(
-        place / "slow" / "checkpoints", rate=3e-3, text=writing.TPU.replace("rank: 16}", "rank: 8}")
+        place / "slow" / "checkpoints", rate=3e-3, text=writing.TPU.replace("rank: 24}", "rank: 8}")
     )
     merges = [{"step": 200, "at": "2026-11-22T16:00:00Z", "folder": "/data/merged", "adapter": None}]
     merges[0] |= {"dtype": "bfloat16", "quantization": None, "bytes": 5 << 30, "tensors": 420, "kept": 412}
@@ -151,7 +151,8 @@ def test_run_without_run_json_has_a_page(place: Path) -> None:
     words = report("run").words
     assert "The run left no statistics of its data" in words
     assert "done: 200 steps" in words, "of the recipe's train.steps"
-    assert "lora.rank 16 the recipe" in words and "train.optimizer.name adamw as by default" in words
+    assert "lora.rank 24 the recipe" in words and "model.attention splash the recipe, or auto" in words
+    assert "train.optimizer.name adamw as by default" in words
 
 
 def test_a_run_without_a_lock_has_a_page(place: Path) -> None:
@@ -181,13 +182,13 @@ def test_recipe_with_unknown_key_gives_a_note(place: Path) -> None:
 
 def test_recipe_values_show_their_file_and_line(place: Path) -> None:
     folder = writing.run(place / "run")
-    assert re.search(r"lora\.rank 16 recipe\.yaml:\d+ ", report("run").words)
-    other = writing.recipe(place / "other", writing.TPU.replace("rank: 16", "rank: 32"))
+    assert re.search(r"lora\.rank 24 recipe\.yaml:\d+ ", report("run").words)
+    other = writing.recipe(place / "other", writing.TPU.replace("rank: 24", "rank: 32"))
     words = report("run", "--recipe", str(other)).words
-    assert "is not the recipe of this run" in words and "lora.rank 16 the recipe" in words
+    assert "is not the recipe of this run" in words and "lora.rank 24 the recipe" in words
     (folder / "recipe.yaml").unlink()
     own = writing.recipe(place / "own")
-    assert "lora.rank 16 own/example.yaml:5" in report("run", "--recipe", str(own)).words
+    assert "lora.rank 24 own/example.yaml:5" in report("run", "--recipe", str(own)).words
 
 
 def test_preference_run_has_reward_charts(place: Path) -> None:

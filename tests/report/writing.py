@@ -25,7 +25,7 @@ recipe: 1
 name: example
 model: {id: google/gemma-4-31B-it}
 mesh: {accelerator: v5p-8, axes: {fsdp: 4, tp: 1}}
-lora: {rank: 16}
+lora: {rank: 24}
 data: {train: [gs://bucket/train.jsonl]}
 train: {steps: 200, global_batch_size: 4}
 checkpoint: {directory: gs://bucket/run}
