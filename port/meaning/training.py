@@ -17,6 +17,7 @@ from recipec.port.keys import TRUE, Keys, table
 from recipec.port.refusals import E1160, E1163
 from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
+from recipec.spec.language import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -447,7 +448,7 @@ def directory(keys: Keys, key: str) -> Says:
     yield keys.same(key, note=FOLDER)
 
 
-EVERY = 100
+EVERY: int = Checkpoint.model_fields["every_steps"].default
 """A recipe's default for train.eval_every and checkpoint.every_steps."""
 EPOCH = f"the tool counts the interval in epochs; recipec does it every {EVERY} steps, and at the end"
 SERVICES = (

@@ -28,6 +28,26 @@ from tests.port.dialects import KEYS, codes, finding, ported, spoken
 TABLES = {path.stem: yaml.safe_load(path.read_text()) for path in KEYS.iterdir()}
 
 
+STATED = (
+    *("train.optimizer.learning_rate", "train.optimizer.weight_decay", "train.optimizer.max_grad_norm"),
+    *("train.schedule.name", "train.global_batch_size", "train.micro_batch_size", "data.max_length"),
+)
+"""Numbers of a run that a port writes out, because a tool's default is not the language's."""
+OF_LORA = ("lora.rank", "lora.alpha", "lora.dropout")
+WARMUP = {"train.schedule.warmup_steps", "train.schedule.warmup_ratio"}
+
+
+def unstated(dialect: str, made: Any) -> list[str]:
+    """Return the numbers for which a port without errors leaves the recipe to the language's defaults."""
+    if any(diagnostic.severity == "error" for diagnostic in made.diagnostics):
+        return []
+    paths = [*STATED, *(OF_LORA if made.value("lora", "") is not None else ())]
+    out = [path for path in paths if path not in made.lines]
+    if made.value("train.schedule.name") != "constant" and not WARMUP & {*made.lines}:
+        out.append("train.schedule.warmup_steps")
+    return [path for path in out if (dialect, path) != ("maxtext", "lora.dropout")]  # Qwix has none either
+
+
 def changed(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in {**base, **given}.items() if value != "(gone)"}
 
@@ -53,6 +73,7 @@ def test_key_table_case_gives_expected_values_and_diagnostics(
     script = case.get("script", "sft") if dialect == "trl" else None
     made = ported(dialect, tmp_path, given, script=script, **beside)
     assert {path: made.value(path, "(gone)") for path in case.get("sets", {})} == case.get("sets", {})
+    assert unstated(dialect, made) == []
     if "whole" in case:
         spoken(made)
         assert ({path: line.value for path, line in made.lines.items()}, codes(made)) == (case["whole"], [])
