@@ -463,11 +463,14 @@ def test_flagship_variants_cover_every_allowed_combination() -> None:
     assert len({v.sets for v in found}) == len(found)
 
 
-def test_set_arguments_of_a_variant_reproduce_the_variant() -> None:
-    """Check that each variant's --set arguments give exactly that configuration."""
-    base = lowered("llama31-8b-v6e8")
+@pytest.mark.parametrize("sets", [(), ("remat.policy=auto", "model.attention=auto")])
+def test_set_arguments_of_a_variant_reproduce_the_variant(sets: Sequence[str]) -> None:
+    """Check that each variant's --set arguments give exactly that configuration, also where `auto` would
+    choose otherwise for its mesh and batch."""
+    base = lowered("llama31-8b-v6e8", *sets)
+    assert variants(base)[0].sets == ()
     for variant in variants(base)[::17]:
-        changed = lowered("llama31-8b-v6e8", *variant.sets)
+        changed = lowered("llama31-8b-v6e8", *sets, *variant.sets)
         recipe = changed.recipe
         assert tuple(recipe.mesh.axes.items()) == variant.axes
         assert recipe.train.micro_batch_size == variant.micro_batch
