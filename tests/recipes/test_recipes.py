@@ -209,7 +209,7 @@ def test_plan_command_compiles_only_changed_or_named_recipes(
     )
     recipes._keep(Record({**current.recipes, "gone": planned}, {}))
 
-    def compiles(of: Program) -> Plan:
+    def compiles(of: Program, **_: object) -> Plan:
         raise ArtifactError(f"{of.name} would be compiled", "do not")
 
     monkeypatch.setattr(recipes, "plan", compiles)
