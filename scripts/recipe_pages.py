@@ -48,21 +48,6 @@ are list prices; tpu7x has none. A recipe's `cost.train_usd_per_hour` sets your 
 `recipes/estimates.json` has the estimates, versions, dates and all parts of the memory.
 """
 
-EARLIER = frozenset(
-    (
-        *("gemma3-27b-tpu7x8", "gemma3-4b-full-v6e8", "gemma4-26b-a4b-qlora-v6e4", "gemma4-31b-128k-v5p16"),
-        *("gemma4-31b-int8-v5p8", "gemma4-31b-paper", "gemma4-31b-qlora-v6e8"),
-    )
-)
-"""Recipes whose record is of their step by Tunix's model classes: they were not planned again since Gemma
-runs on the project's decoder."""
-
-ABOUT_EARLIER = """\
-\\* These plans are of the steps by Tunix's classes of Gemma, before these models moved to the project's
-decoder. `recipe plan` computes the step of today. Of the five that were planned again, four differ by less
-than 1 % in memory and time; the step of gemma4-26b-a4b-v5p8 takes 1.2 % longer.
-"""
-
 ABOUT_FITS = """\
 A cell is a lower bound in GiB on each JAX device: weights, trained state, and the minimum for the backward
 pass. It is computed from shapes, without compiling, for rows of 2,048 tokens, one on each device,
@@ -349,7 +334,6 @@ def page(programs: Mapping[str, Program], record: Record, known: Mapping[str, Ma
         ABOUT_FIGURES,
         *about_first(record.recipes.values()),
         table(_HEAD, rows),
-        *([ABOUT_EARLIER] if EARLIER else []),
         *(
             ["A row without a step has no plan from its schedule yet.\n"]
             if any(not row[-2] for row in rows)
@@ -377,7 +361,7 @@ _HEAD = ("Recipe", "HBM, GiB", "US$ a million tokens", "Tokens/s", "Step, s", "M
 
 
 def _row(program: Program, planned: Planned | None) -> tuple[str, ...]:
-    name, how = f"`{program.name}`" + (" \\*" if program.name in EARLIER else ""), method(program)
+    name, how = f"`{program.name}`", method(program)
     if planned is None:
         return (name, "", "", "", "", how)
     memory = planned.memory

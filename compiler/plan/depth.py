@@ -74,11 +74,6 @@ class Parts:
         """The compiles of the first estimate, the one to the end first; () where there is none."""
         return (self.end, *self.shallow) if self.end is not None and self.shallow else ()
 
-    @property
-    def quickest(self) -> tuple[Part, ...]:
-        """The compiles of the first estimate, or of the plan's own figures where there is no first one."""
-        return self.first or self.refined
-
 
 def parts(program: Program, exact: bool = False) -> Parts:
     """Return the compiles of a plan.

@@ -39,6 +39,7 @@ from recipec.compiler.pages.numbers import (
     percent,
     usd,
 )
+from recipec.compiler.plan.first_estimate import MEMORY_ERROR
 from recipec.compiler.plan.results import Estimate, Memory, Placement, Plan, Search
 from recipec.compiler.plan.search_document import ESTIMATES, search_section
 from recipec.compiler.wording import listing, mesh_axes, plural
@@ -122,8 +123,8 @@ def first_document(plan: Plan) -> Document:
         figures=_figures(plan),
         sections=[],
         sentence=(
-            f"From schedules of {layers} of its {plural(estimate.layers, 'layer')}. The plan of all layers "
-            "follows, and says what changes."
+            f"From schedules of {layers} of its {plural(estimate.layers, 'layer')}: the memory of all layers "
+            f"can differ by {100 * MEMORY_ERROR:.0f} %. Their plan follows, and says what changes."
         ),
     )
 

@@ -17,7 +17,7 @@ from recipec.compiler.lowering.run_length import Statistics, statistics
 from recipec.compiler.pages.numbers import gib_number, milliseconds
 from recipec.compiler.plan import fit, identity
 from recipec.compiler.plan.depth import parts
-from recipec.compiler.plan.planner import estimate, job, plan, quick_estimate
+from recipec.compiler.plan.planner import estimate, estimate_of, job, plan
 from recipec.compiler.plan.pool import Progress, cached
 from recipec.compiler.plan.results import PLAN, SEARCH, Estimate, Plan, RunLength, Search
 from recipec.compiler.plan.search import SearchOptions, search
@@ -141,7 +141,7 @@ def _fit(
         changed = lower(load(program.source, every), planning=True).program
         if changed is None:
             return None
-        return quick_estimate(changed, every, progress, asked.backend)
+        return estimate_of(changed, every, progress, asked.backend)
 
     way_out = fit.find(program, fits, given=asked.sets, estimate=estimate, backend=asked.backend)
     return [fit.diagnostic(program, estimate, way_out)]

@@ -257,32 +257,18 @@ def compiled_or_raise(results: Sequence[Compiled | Failed]) -> list[Compiled]:
     return [result for result in results if isinstance(result, Compiled)]
 
 
-def quick_estimate(
+def estimate_of(
     program: Program,
     sets: Sequence[str],
     progress: Progress | None = None,
     backend: Backend = Backend.TUNIX,
 ) -> Estimate | None:
-    """Return the first estimate of a program, or None when it cannot be compiled.
-
-    Where few layers cannot stand for all, return the plan's own estimate.
-    """
-    compiles = parts(program)
-    results = compile_jobs([job(program, sets, part, backend) for part in compiles.quickest], progress)
+    """Return the estimate of a program, or None when it cannot be compiled."""
+    jobs = [job(program, sets, part, backend) for part in parts(program).refined]
+    results = compile_jobs(jobs, progress)
     if any(isinstance(result, Failed) for result in results):
         return None
-    return quickest_estimate(program, compiles, compiled_or_raise(results))
-
-
-def quickest_estimate(program: Program, compiles: Parts, compiled: Sequence[Compiled]) -> Estimate:
-    """Return the first estimate where there is one, the plan's own otherwise.
-
-    Args:
-        compiled: the results of `compiles.quickest`, in order.
-    """
-    if compiles.first:
-        return first_estimate(program, compiles, compiled)
-    return estimate(program, compiled)
+    return estimate(program, compiled_or_raise(results))
 
 
 def job(

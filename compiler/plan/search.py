@@ -27,7 +27,7 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import tp_sizes
 from recipec.compiler.pages.numbers import gib_number
 from recipec.compiler.plan.depth import parts
-from recipec.compiler.plan.planner import check_target, job, quickest_estimate
+from recipec.compiler.plan.planner import check_target, estimate, job
 from recipec.compiler.plan.pool import Progress, compile_jobs
 from recipec.compiler.plan.results import Collective, Compiled, Failed, Job, Point, Search
 from recipec.compiler.roofline.training_step import bound, rows
@@ -154,7 +154,7 @@ class _RunningSearch:
         places: list[range] = []
         for candidate in now:
             program, sets = candidate.program, [*self.options.sets, *candidate.variant.sets]
-            jobs = [job(program, sets, part, self.options.backend) for part in parts(program).quickest]
+            jobs = [job(program, sets, part, self.options.backend) for part in parts(program).refined]
             places.append(range(len(work), len(work) + len(jobs)))
             work += jobs
         done: dict[int, Compiled | Failed] = {}
@@ -223,7 +223,7 @@ class _RunningSearch:
             return
         compiled = [result for result in results if isinstance(result, Compiled)]
         program = candidate.program
-        estimated = quickest_estimate(program, parts(program), compiled)
+        estimated = estimate(program, compiled)
         refused = next((one for one in compiled if one.out_of_memory), None)
         if refused is not None or estimated.memory.headroom < 0:
             needed = _of(estimated.memory.used, estimated.memory.available)

@@ -125,7 +125,7 @@ class Machine:
             patch.setattr(searching, "lower", lambda loaded, planning: settle(*loaded))
             patch.setattr(searching, "parts", lambda program: PARTS)
             patch.setattr(searching, "compile_jobs", self.compile_jobs)
-            patch.setattr(searching, "quickest_estimate", self.estimated)
+            patch.setattr(searching, "estimate", self.estimated)
             return searching.search(program or BASE, SearchOptions(**options), progress)
 
     def compile_jobs(self, work: Sequence[tuple[Program, Job]], progress: Any, *, on_done: Any) -> object:
@@ -164,8 +164,8 @@ class Machine:
             names = [*self.times]
         return names.index(sets)
 
-    def estimated(self, program: Program, compiles: Parts, compiled: Sequence[Compiled]) -> Estimate:
-        assert [one.layers for one in compiled] == [len(part.layers) for part in compiles.quickest]
+    def estimated(self, program: Program, compiled: Sequence[Compiled]) -> Estimate:
+        assert [one.layers for one in compiled] == [len(part.layers) for part in PARTS.refined]
         sets = [*self.times][int(compiled[0].batch)]
         seconds, used = self.estimate(program, sets)
         return an_estimate(program, seconds, used)
