@@ -58,14 +58,14 @@ class Scoring:
         window: how many tokens a token sees, itself included; None for all earlier ones.
         softcap: s becomes tanh(s / softcap) * softcap; None for none.
         sinks: [N], for each query head an extra score without a value; None for none.
-        parts: int32[B, T], segments or parts of them: tokens see only tokens of the same part; None for
-            whole segments.
+        chunk: how many tokens of a segment belong together, from its first one: tokens see only tokens of
+            their own chunk; None for whole segments.
     """
 
     window: int | None = None
     softcap: float | None = None
     sinks: jax.Array | None = None
-    parts: jax.Array | None = None
+    chunk: int | None = None
 
 
 def attend(
@@ -75,7 +75,8 @@ def attend(
 
     Args:
         q: [B, T, N, H].
-        k, v: [B, T, K, H], K dividing N: query head n reads head n * K // N. Values may have another width.
+        k, v: [B, S, K, H], K dividing N: query head n reads head n * K // N. Values may have another width.
+            S is T, unless the batch has `key_positions`.
         scale: factor of the scores.
         scoring: what attention does with the scores.
 
@@ -83,9 +84,29 @@ def attend(
         [B, T, N, H] in q's dtype, with the values' width.
     """
     if batch.mask is not None:
-        return attend_by_scores(q, k, v, batch.mask, scale, scoring)
+        return attend_by_scores(q, k, v, visible(batch.mask, batch, scoring), scale, scoring)
     q = q if scale == 1 else q * scale
-    return splash_in_scope(q, k, v, batch.segment_ids, scoring, batch.attention_block)
+    ids = batch.segment_ids
+    if scoring.chunk is not None:
+        ids = chunks(ids, batch.positions, scoring.chunk)
+    return splash_in_scope(q, k, v, ids, scoring, batch.attention_block)
+
+
+def visible(mask: jax.Array, batch: Batch, scoring: Scoring) -> jax.Array:
+    """Return bool[B, T, S], which keys each token attends to: of the mask, those within window and chunk."""
+    window, chunk = scoring.window, scoring.chunk
+    if batch.key_positions is None:
+        if window is not None and window < mask.shape[1]:
+            place = jnp.arange(mask.shape[1])
+            mask = mask & (place[:, None] - place[None, :] < window)
+        if chunk is not None:
+            parts = chunks(batch.segment_ids, batch.positions, chunk)
+            mask = mask & (parts[:, :, None] == parts[:, None, :])
+        return mask
+    queries, keys = batch.positions[:, :, None], batch.key_positions[:, None]
+    if window is not None:
+        mask = mask & (queries - keys < window)
+    return mask if chunk is None else mask & (queries // chunk == keys // chunk)
 
 
 def attend_by_scores(
@@ -95,10 +116,10 @@ def attend_by_scores(
 
     Args:
         q: [B, T, N, H].
-        k, v: [B, T, K, H], K dividing N: query head n reads head n * K // N. Values may have another width.
-        mask: bool[B, T, T], what each token may see, by row, query and key.
+        k, v: [B, S, K, H], K dividing N: query head n reads head n * K // N. Values may have another width.
+        mask: bool[B, T, S], what each token sees, by row, query and key.
         scale: factor of the scores.
-        scoring: what attention does with the scores.
+        scoring: the scores' softcap and sinks.
 
     Returns:
         [B, T, N, H] in q's dtype, with the values' width.
@@ -109,11 +130,6 @@ def attend_by_scores(
     scores = scores if scale == 1 else scores * scale
     if scoring.softcap is not None:
         scores = capped(scores, scoring.softcap)
-    if scoring.window is not None and scoring.window < length:
-        place = jnp.arange(length)
-        mask = mask & (place[:, None] - place[None, :] < scoring.window)
-    if scoring.parts is not None:
-        mask = mask & (scoring.parts[:, :, None] == scoring.parts[:, None, :])
     scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
     scores = scores.astype(jnp.float32)
     if scoring.sinks is not None:
@@ -176,8 +192,8 @@ def splash(
     Args:
         q: [B, T, N, H], multiplied by the attention's scale.
         k, v: [B, T, K, H], K dividing N.
-        segment_ids: int32[B, T]; tokens of one segment lie together.
-        scoring: what attention does with its scores.
+        segment_ids: int32[B, T], segments or chunks of them; tokens of one lie together.
+        scoring: what attention does with its scores, except for the chunk.
         mesh: None for one device.
         most: tokens of the largest block.
 
@@ -194,8 +210,7 @@ def splash(
     static = {"window": scoring.window, "softcap": scoring.softcap, "interpret": not _on_tpu(mesh)}
     kernel = partial(_kernel, length=length + extra, **static, block=block, parts=parts)
     sinks = None if scoring.sinks is None else scoring.sinks.astype(q.dtype)
-    ids = segment_ids if scoring.parts is None else scoring.parts
-    operands = (rows(q), rows(k), rows(v), jnp.pad(ids, ((0, 0), (0, extra))), sinks)
+    operands = (rows(q), rows(k), rows(v), jnp.pad(segment_ids, ((0, 0), (0, extra))), sinks)
     out = _sharded(kernel, mesh, *operands) if mesh else _attend(kernel(heads=q.shape[2]), *operands)
     return out.swapaxes(1, 2)[:, :length]
 

@@ -1,6 +1,6 @@
 """The decoder of every family.
 
-A DecoderArchitecture chooses its parts. It generates no text: there is no cache.
+A DecoderArchitecture chooses its parts. decode.py generates text with it, one token a row at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .attention import Scoring, attend, chunks
+from .attention import Scoring, attend
 from .experts import Mixture
 from .families.base import CHUNKED
 from .families.description import Norm
@@ -90,7 +90,7 @@ class Attention(Block):
         """Return the output [B, T, D], and the keys and values if a later layer reads them.
 
         Args:
-            kv: of an earlier layer, if this layer has none.
+            kv: what an earlier layer attended to, if this layer has no keys and values.
         """
         a = self.config.architecture
         q, k, v, gate = self.inputs(x, turn) if kv is None else (self.queries(x, turn), *kv, None)
@@ -99,11 +99,12 @@ class Attention(Block):
             times = jnp.floor((batch.positions + grown.shift).astype(jnp.float32) / grown.length)
             growth = 1 + grown.beta * jnp.log1p(times)
             q = (q * growth[..., None, None]).astype(q.dtype)
-        window, parts = a.window(self.layer), None
-        if a.layer_types[self.layer] == CHUNKED and window is not None and window < x.shape[1]:
-            parts = chunks(batch.segment_ids, batch.positions, window)
+        if kv is None and batch.cache is not None:
+            k, v = batch.cache.with_earlier(k, v)
+        window = a.window(self.layer)
+        chunked = a.layer_types[self.layer] == CHUNKED and window is not None and window < k.shape[1]
         sinks = None if self.sinks is None else self.sinks.get_value()
-        scoring = Scoring(window, a.score_softcap, sinks, parts)
+        scoring = Scoring(window, a.score_softcap, sinks, window if chunked else None)
         out = attend(q, k, v, batch, a.attention_scale, scoring)
         if gate is not None:
             out = out * jax.nn.sigmoid(gate)
@@ -159,8 +160,7 @@ class Attention(Block):
 class LatentAttention(Attention):
     """Causal self-attention whose keys and values come from one compressed vector of each token.
 
-    The keys and values of all heads are computed, as in transformers: a sequence that is trained has no cache
-    that the compressed vectors would keep small.
+    The keys and values of all heads are computed, as in transformers. A cache keeps these too.
     """
 
     def add_projections(self, config: Config, layer: int) -> None:
@@ -331,7 +331,10 @@ class Decoder(nnx.Module):
             x = x * jnp.asarray(a.embedding_scale, x.dtype)
         own = self.embedder.encode_layers(tokens, x) if a.per_layer_input else None
         turned = {kind: (rope, a.turned_dim(kind)) for kind, rope in a.ropes}
-        turns = {(rope, size): sin_cos(rope, batch.positions, size) for rope, size in turned.values()}
+        turns = {
+            (rope, size): sin_cos(rope, batch.positions, size, batch.longest)
+            for rope, size in turned.values()
+        }
         lent: dict[int, KeysAndValues | None] = {}
         for i, layer in enumerate(self.layers):
             turn = None if a.rope(i) is None else turns[turned[a.layer_types[i]]]

@@ -131,9 +131,16 @@ class Forward:
         The arguments are those of `logits`. If `dealt`, arguments and result are in the order of
         `attention.deal`.
         """
-        batch = Batch.of(positions, segment_ids)
+        return self.computed(model, tokens, self.batch(positions, segment_ids))
+
+    def batch(self, positions: jax.Array, segment_ids: jax.Array) -> Batch:
+        """Return what layers read of a batch; the arguments are those of `hidden`."""
         if self.dealt:
-            batch = Batch(positions, segment_ids, None, self.settings.attention_block)
+            return Batch(positions, segment_ids, None, self.settings.attention_block)
+        return Batch.of(positions, segment_ids)
+
+    def computed(self, model: Decoder, tokens: jax.Array, batch: Batch) -> jax.Array:
+        """Return [B, T, D], the hidden states of int32[B, T], with the recipe's rounding."""
         with rounding(self.settings.qat):
             out: jax.Array = model(tokens, batch)
         return out

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from .cache import Cache
 from .families.description import DecoderArchitecture, Norm
 from .remat import ATTENTION, POLICIES, PROJECTION, recomputed
 from .sharding import constrain
@@ -48,8 +49,8 @@ class Config:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("positions", "segment_ids", "mask"),
-    meta_fields=("attention_block",),
+    data_fields=("positions", "segment_ids", "mask", "key_positions"),
+    meta_fields=("attention_block", "cache", "longest"),
 )
 @dataclass(frozen=True)
 class Batch:
@@ -61,12 +62,20 @@ class Batch:
         mask: bool[B, T, T], which tokens each token may attend to, by row, query and key; None for splash
             attention, which reads the segments.
         attention_block: tokens of the largest block of splash attention; None for attention.MOST.
+        key_positions: int32[B, S], positions of the keys that the tokens attend to. The mask is then
+            bool[B, T, S]. None for the tokens' own keys.
+        cache: what layers keep of earlier tokens while text is generated; None for whole rows.
+        longest: the number of positions by which rotary embeddings choose their frequencies (rope.sin_cos);
+            None for those of this batch.
     """
 
     positions: jax.Array
     segment_ids: jax.Array
     mask: jax.Array | None = None
     attention_block: int | None = None
+    key_positions: jax.Array | None = None
+    cache: Cache | None = None
+    longest: int | None = None
 
     @classmethod
     def of(cls, positions: jax.Array, segment_ids: jax.Array) -> Batch:

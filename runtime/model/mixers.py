@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .cache import Cache
 from .families.description import Norm
 from .layers import HEADS, STREAM, Batch, Block, Config, Einsum, Normalization, named, scaled, unit
 from .sharding import constrain, parts
@@ -47,9 +48,18 @@ class Mixer(Block):
         self.conv1d_bias = nnx.Param(jnp.zeros(channels, dtype)) if bias else None
 
     def convolve(self, x: jax.Array, batch: Batch) -> jax.Array:
-        """Convolve [B, T, D] within the batch's segments."""
+        """Convolve [B, T, D] within the batch's segments, or after the earlier tokens of its cache."""
         bias = None if self.conv1d_bias is None else self.conv1d_bias.get_value()
-        return causal_conv(x, self.conv1d.get_value(), batch.segment_ids, bias)
+        weight, cache = self.conv1d.get_value(), batch.cache
+        if cache is None:
+            return causal_conv(x, weight, batch.segment_ids, bias)
+        earlier = weight.shape[1] - 1
+        x = jnp.where((batch.segment_ids > 0)[..., None], x, 0)
+        before = cache.take(lambda: jnp.zeros((x.shape[0], earlier, x.shape[2]), x.dtype))
+        row = jnp.concatenate([before, x], axis=1)
+        latest = cache.last[:, None] + 1 + jnp.arange(earlier)
+        cache.keep(jnp.take_along_axis(row, latest[..., None], axis=1))
+        return causal_conv(row, weight, jnp.ones(row.shape[:2], jnp.int32), bias)[:, earlier:]
 
 
 def causal_conv(
@@ -110,6 +120,25 @@ def by_token(x: jax.Array, length: int) -> jax.Array:
     """Reshape [chunks, B, ..., C] to [B, T, ...], without the padding."""
     x = jnp.moveaxis(x, (0, -1), (1, 2))
     return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
+
+
+def from_cache(
+    cache: Cache | None, state: jax.Array, segment_ids: jax.Array, *rates: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Return the state that a row begins with, and segments and rates with which padding leaves it as it is.
+
+    Without a cache, these are the arguments.
+
+    Args:
+        state: float32[B, ...], of rows without earlier tokens.
+        segment_ids: int32[B, T], 0 for padding.
+        rates: [B, T, ...]; a token whose rates are 0 neither changes the state nor lets it decay.
+    """
+    if cache is None:
+        return state, segment_ids, *rates
+    real = (segment_ids > 0)[..., None]
+    kept = (jnp.where(real, rate, 0) for rate in rates)
+    return cache.take(lambda: state), jnp.zeros_like(segment_ids), *kept
 
 
 class Chunk(NamedTuple):
@@ -216,7 +245,7 @@ class DeltaNet(Mixer):
         q, k, v = self.convolved(mixed, batch)
         beta = jax.nn.sigmoid(b.astype(jnp.float32))
         decay = -jnp.exp(wide(self.A_log)) * jax.nn.softplus(a.astype(jnp.float32) + wide(self.dt_bias))
-        out = self.norm(gated_delta_rule(q, k, v, decay, beta, batch.segment_ids))
+        out = self.norm(gated_delta_rule(q, k, v, decay, beta, batch.segment_ids, cache=batch.cache))
         gate = jax.nn.silu(constrain(z, HEADS).astype(jnp.float32))
         gated = (out.astype(jnp.float32) * gate).astype(x.dtype)
         return constrain(self.out_proj(named(gated, batch)), STREAM)
@@ -252,6 +281,7 @@ def gated_delta_rule(
     beta: jax.Array,
     segment_ids: jax.Array,
     chunk: int = CHUNK,
+    cache: Cache | None = None,
 ) -> jax.Array:
     """Compute the outputs o of the gated delta rule.
 
@@ -272,11 +302,15 @@ def gated_delta_rule(
         beta: [B, T, N], how much of an error is corrected, from 0 to 1.
         segment_ids: int32[B, T], 0 for padding; tokens of one segment are adjacent.
         chunk: tokens of a chunk; rows are padded to a multiple of it.
+        cache: of earlier tokens; None for whole rows.
 
     Returns:
         [B, T, N, Dv] in q's dtype.
     """
     (rows, length, heads, width), dtype = q.shape, q.dtype
+    chunk = chunk if cache is None else min(chunk, length)
+    state = jnp.zeros((rows, heads, v.shape[2] // heads, width, v.shape[3]), jnp.float32)
+    state, segment_ids, g, beta = from_cache(cache, state, segment_ids, g, beta)
 
     def keys(x: jax.Array) -> jax.Array:
         x = constrain(x.astype(jnp.float32), ("fsdp", None, "tp", None))
@@ -296,9 +330,10 @@ def gated_delta_rule(
         errors = (v - chunk.read(state, chunk.keys)) * beta[..., None, :]
         return chunk.pass_on(state, jnp.einsum("bkrij,bkrej->bkrei", inverse, errors))
 
-    state = jnp.zeros((*v.shape[1:4], width, v.shape[4]), jnp.float32)
     state = constrain(state, ("fsdp", "tp", None, None, None))
-    _, out = jax.lax.scan(step, state, (Chunk.of(k, q, within, carried), v, beta, inverse))
+    state, out = jax.lax.scan(step, state, (Chunk.of(k, q, within, carried), v, beta, inverse))
+    if cache is not None:
+        cache.keep(state)
     out = by_token(out, length).reshape(rows, length, -1, v.shape[4])
     return constrain(out.astype(dtype), ("fsdp", None, "tp", None))
 
@@ -388,7 +423,7 @@ class Mamba(Mixer):
         b, c = (part.reshape(*x.shape[:2], m.groups, m.state) for part in (b, c))
         step = jax.nn.softplus(step.astype(jnp.float32) + wide(self.dt_bias))
         step = jnp.clip(step, m.shortest, m.longest)
-        out = mamba2_scan(inner, step, -jnp.exp(wide(self.A_log)), b, c, batch.segment_ids)
+        out = mamba2_scan(inner, step, -jnp.exp(wide(self.A_log)), b, c, batch.segment_ids, batch.cache)
         return self.gated(out + inner * wide(self.D)[:, None], gate)
 
     def gated(self, out: jax.Array, gate: jax.Array) -> jax.Array:
@@ -414,6 +449,7 @@ def mamba2_scan(
     b: jax.Array,
     c: jax.Array,
     segment_ids: jax.Array,
+    cache: Cache | None = None,
 ) -> jax.Array:
     """Compute the outputs S^T c of all tokens.
 
@@ -428,25 +464,32 @@ def mamba2_scan(
         rate: float32[N], below 0.
         b, c: [B, T, K, S], K dividing N.
         segment_ids: int32[B, T], 0 for padding; tokens of one segment are adjacent.
+        cache: of earlier tokens; None for whole rows.
 
     Returns:
         float32[B, T, N, H].
     """
     rows, length, groups, states = b.shape
+    chunk = CHUNK if cache is None else min(CHUNK, length)
+    state = jnp.zeros((rows, groups, x.shape[2] // groups, states, x.shape[3]), jnp.float32)
+    state, segment_ids, step = from_cache(cache, state, segment_ids, step)
     over = ("tp", None) if parts(groups, "tp") > 1 else (None, "tp")
 
     def by_group(x: jax.Array) -> jax.Array:
-        return by_chunk(constrain(x.astype(jnp.float32), ("fsdp", None, over[0], None)), CHUNK)
+        return by_chunk(constrain(x.astype(jnp.float32), ("fsdp", None, over[0], None)), chunk)
 
     def by_head(x: jax.Array) -> jax.Array:
         x = x.astype(jnp.float32).reshape(rows, length, groups, -1, *x.shape[3:])
-        return by_chunk(constrain(x, ("fsdp", None, *over, *(None for _ in x.shape[4:]))), CHUNK)
+        return by_chunk(constrain(x, ("fsdp", None, *over, *(None for _ in x.shape[4:]))), chunk)
 
     written, g = by_head(x * step[..., None]), by_head(step * rate)
-    chunks = Chunk.of(by_group(b), by_group(c), *decays(g, by_chunk(segment_ids, CHUNK)))
-    state = jnp.zeros((rows, groups, written.shape[3], states, x.shape[3]), jnp.float32)
+    chunks = Chunk.of(by_group(b), by_group(c), *decays(g, by_chunk(segment_ids, chunk)))
     state = constrain(state, ("fsdp", *over, None, None))
-    _, out = jax.lax.scan(lambda state, inputs: inputs[0].pass_on(state, inputs[1]), state, (chunks, written))
+    state, out = jax.lax.scan(
+        lambda state, inputs: inputs[0].pass_on(state, inputs[1]), state, (chunks, written)
+    )
+    if cache is not None:
+        cache.keep(state)
     return constrain(by_token(out, length).reshape(x.shape), ("fsdp", None, "tp", None))
 
 
@@ -478,7 +521,7 @@ class Mamba1(Mamba):
         sections = jnp.split(self.x_proj(x), list(accumulate(sizes.values()))[:-1], axis=-1)
         step, b, c = (getattr(self, name)(part) for name, part in zip(sizes, sections, strict=True))
         step = jax.nn.softplus(self.dt_proj(step).astype(jnp.float32))
-        out = mamba1_scan(x, step, -jnp.exp(wide(self.A_log)), b, c, batch.segment_ids)
+        out = mamba1_scan(x, step, -jnp.exp(wide(self.A_log)), b, c, batch.segment_ids, batch.cache)
         return (out + x.astype(jnp.float32) * wide(self.D)) * jax.nn.silu(gate.astype(jnp.float32))
 
 
@@ -489,6 +532,7 @@ def mamba1_scan(
     b: jax.Array,
     c: jax.Array,
     segment_ids: jax.Array,
+    cache: Cache | None = None,
 ) -> jax.Array:
     """Compute the outputs S . c of all tokens, in float32, one token after the other.
 
@@ -502,16 +546,20 @@ def mamba1_scan(
         rate: float32[D, S], below 0.
         b, c: [B, T, S].
         segment_ids: int32[B, T], 0 for padding; tokens of one segment are adjacent.
+        cache: of earlier tokens; None for whole rows.
 
     Returns:
         float32[B, T, D].
     """
+    chunk = MAMBA1_CHUNK if cache is None else min(MAMBA1_CHUNK, x.shape[1])
+    state = jnp.zeros((x.shape[0], rate.shape[1], x.shape[2]), jnp.float32)
+    state, segment_ids, step = from_cache(cache, state, segment_ids, step)
     begins = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
     rate = constrain(rate.T, (None, "tp"))
 
     def chunks(x: jax.Array) -> jax.Array:
         """Return [chunks, C, B, ...]."""
-        return jnp.moveaxis(by_chunk(x, MAMBA1_CHUNK), -1, 1)
+        return jnp.moveaxis(by_chunk(x, chunk), -1, 1)
 
     def split(x: jax.Array, over: str | None = None) -> jax.Array:
         return chunks(constrain(x.astype(jnp.float32), ("fsdp", None, over)))
@@ -526,7 +574,9 @@ def mamba1_scan(
     def through(state: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         return jax.lax.scan(token, state, inputs, unroll=UNROLLED)
 
-    state = constrain(jnp.zeros((x.shape[0], *rate.shape), jnp.float32), ("fsdp", None, "tp"))
+    state = constrain(state, ("fsdp", None, "tp"))
     tokens = chunks(begins), split(step, "tp"), split(step * x, "tp"), split(b), split(c)
-    _, out = jax.lax.scan(through, state, tokens)
+    state, out = jax.lax.scan(through, state, tokens)
+    if cache is not None:
+        cache.keep(state)
     return constrain(by_token(jnp.moveaxis(out, 1, -1), x.shape[1]), STREAM)

@@ -119,7 +119,9 @@ class Rope:
         return np.float32(1) - np.clip((pairs - np.float32(first)) / np.float32(width), 0, 1)
 
 
-def sin_cos(rope: Rope, positions: jax.Array, head_dim: int) -> tuple[jax.Array, jax.Array]:
+def sin_cos(
+    rope: Rope, positions: jax.Array, head_dim: int, tokens: int | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Return sines and cosines of angles, times the attention factor: two of float32[B, T, turned / 2].
 
     "dynamic" and "longrope" depend on the longest position of the whole batch, as in transformers; in packed
@@ -130,12 +132,13 @@ def sin_cos(rope: Rope, positions: jax.Array, head_dim: int) -> tuple[jax.Array,
 
     Args:
         positions: int32[B, T]. Angles are computed in float32: bfloat16 cannot tell 257 from 256.
+        tokens: how many tokens the longest sequence has; None to count those of the batch.
     """
     import jax.numpy as jnp
 
     frequencies = rope.frequencies(head_dim)
     if rope.kind in ("dynamic", "longrope"):
-        longest = jnp.max(positions).astype(jnp.float32) + 1
+        longest = jnp.float32(tokens) if tokens else jnp.max(positions).astype(jnp.float32) + 1
     if rope.kind == "longrope":
         frequencies = jnp.where(longest > rope.original, rope.frequencies(head_dim, long=True), frequencies)
     if rope.kind == "dynamic":

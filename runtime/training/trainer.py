@@ -349,7 +349,7 @@ class Trainer(PeftTrainer):
         rounds = self._rounds
         if rounds not in self._answer:
             forward = (self._built if rounds else self._before).forward
-            self._answer[rounds] = jit_answers(forward, step.merged, self._mesh, prompts.most, prompts.ends)
+            self._answer[rounds] = jit_answers(forward, step.merged, self._mesh, prompts)
         answer = functools.partial(self._answer[rounds], self._live[0], step.base)
         return answered(answer, prompts, self._rows or Rows.of(self._mesh, data_parallel(self._mesh.shape)))
 

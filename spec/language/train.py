@@ -213,7 +213,7 @@ class Generations(Section):
         example="data/prompts.jsonl",
     )
     max_tokens: int = field(
-        "Largest length of an answer. Each token needs a forward pass over the prompts.",
+        "Largest length of an answer. Each token of the longest answer takes one pass through the model.",
         64,
         unit="tokens",
         ge=1,

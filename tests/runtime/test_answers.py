@@ -53,7 +53,7 @@ def test_greedy_answers_match_transformers_generate(tmp_path: Path) -> None:
         place[: len(one)] = one
     asked = Prompts(LENGTHS, tokens, np.array(LENGTHS, np.int32), MOST, tuple(ends), str)
     with mesh:
-        answer = jit_answers(built.forward, lambda *parts: nnx.merge(graph, *parts), mesh, MOST, ends)
+        answer = jit_answers(built.forward, lambda *parts: nnx.merge(graph, *parts), mesh, asked)
         found = answered(jax.tree_util.Partial(answer, trained, base), asked, Rows.of(mesh, 2))
     assert [one["answer"] for one in found] == list(map(str, expected))
     assert [one["ended"] for one in found] == [answer[-1] in ends for answer in expected]

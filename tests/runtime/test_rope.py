@@ -218,3 +218,13 @@ def test_unsupported_partial_rotary_factor_or_dynamic_rope_is_refused() -> None:
         read_rope(SIZES | two, "a model", share=1.0)
     with pytest.raises(UnsupportedCheckpoint, match="dynamic scaling needs two pairs"):
         read_rope(SIZES | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "a model", head_dim=2)
+
+
+@pytest.mark.parametrize("case", ["longrope", "dynamic"])
+def test_length_that_is_given_chooses_frequencies_instead_of_the_batch(case: str) -> None:
+    family, given, options = CASES[case]
+    rope = read_rope(SIZES | given, family, **options)
+    short, longer = (np.array([[3, most]], np.int32) for most in (5, 599))
+    found = sin_cos(rope, short, 48, 600)[0][:, 0]
+    assert np.array_equal(found, sin_cos(rope, longer, 48)[0][:, 0])
+    assert not np.array_equal(found, sin_cos(rope, short, 48)[0][:, 0])
