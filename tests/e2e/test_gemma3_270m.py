@@ -6,17 +6,23 @@ in the format of the training data. The figures are written to build/e2e/gemma3-
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from flax import nnx
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
+from recipec.runtime.model.decode import Generation, jit_generate, right_padded
 from recipec.runtime.model.families import family_of
 from scripts.gemma3_answers import answers, in_format, load
 from tests.e2e.gemma3 import Tuned
+from tests.runtime import training
 
 pytestmark = pytest.mark.e2e
 
@@ -63,6 +69,37 @@ def test_tokenizer_json_matches_sentencepiece_and_gives_offsets(checkpoint: Path
         assert encoded["input_ids"] == pieces.encode(text)
         assert fast.decode(encoded["input_ids"]) == text
         assert encoded["offset_mapping"][-1][1] == len(text)
+
+
+def test_cached_decoder_continues_texts_as_transformers(checkpoint: Path) -> None:
+    """Compare 24 greedy tokens of texts of unlike lengths, in float32, and their log-probabilities."""
+    texts = ("The capital of France is the city of", "Once upon a time, in a", "One, two, three,")
+    model, tokenizer = load(checkpoint)
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    model.generation_config.eos_token_id = None
+    options = {"do_sample": False, "max_new_tokens": 24, "output_logits": True}
+    expected = [
+        model.generate(torch.tensor([prompt]), return_dict_in_generate=True, **options) for prompt in ids
+    ]
+    del model
+    mesh, built = training.build(checkpoint, {"fsdp": 1}, full=True)
+    graph, trained, base = nnx.split(built.model, nnx.Param, ...)
+    tokens = np.zeros((len(ids), max(map(len, ids))), np.int32)
+    for row, prompt in zip(tokens, ids, strict=True):
+        row[: len(prompt)] = prompt
+    with mesh:
+        run = jit_generate(
+            built.forward,
+            functools.partial(nnx.merge, graph),
+            mesh,
+            Generation(24, (built.forward.architecture.vocab_size,)),
+        )
+        out = run(trained, base, right_padded(tokens, list(map(len, ids))))
+    for row, (prompt, reference) in enumerate(zip(ids, expected, strict=True)):
+        new = reference.sequences[0, len(prompt) :]
+        assert out.tokens[row].tolist() == new.tolist()
+        logps = torch.log_softmax(torch.cat(reference.logits), -1)[torch.arange(24), new]
+        assert np.abs(np.asarray(out.logps[row]) - logps.numpy()).max() <= 1e-3
 
 
 def test_fine_tuned_model_answers_in_the_training_format(
