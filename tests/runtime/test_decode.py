@@ -183,31 +183,31 @@ def test_sampled_tokens_depend_on_no_batch_and_rows_that_ended_stay_ended(llama:
 
 
 def test_another_seed_prompt_sample_or_position_draws_other_tokens() -> None:
-    """Count draws against their probabilities."""
-    logits = jnp.log(jnp.array([0.5, 0.25, 0.125, 0.125]))
-    numbers = np.arange(4096, dtype=np.int32)
-    flat = jnp.broadcast_to(logits, (len(numbers), 4))
-    zeros = np.zeros_like(numbers)
+    """Count draws against their probabilities, and check that log-probabilities count the temperature."""
+    logits = np.log(np.array([0.5, 0.25, 0.125, 0.125], np.float32))
+    count = np.arange(4096, dtype=np.int32)
+    zeros = np.zeros_like(count)
+
+    @partial(jax.jit, static_argnums=(0, 1))
+    def draw(seed: int, temperature: float, prompts: Any, samples: Any, numbers: Any) -> Any:
+        def row(salt: Any, number: Any) -> Any:
+            return choose(temperature * logits[None], Sampling(temperature), salt[None], number)
+
+        tokens, logps = jax.vmap(row)(salts_of(seed, prompts, samples), numbers)
+        return tokens[:, 0], logps[:, 0]
+
     draws = {
-        "prompts": choose(flat, Sampling(), salts_of(0, numbers, zeros), 0),
-        "samples": choose(flat, Sampling(), salts_of(0, zeros, numbers), 0),
-        "seeds": choose(
-            flat, Sampling(), jnp.concatenate([salts_of(i, zeros[:1], zeros[:1]) for i in range(4096)]), 0
-        ),
-        "positions": jax.vmap(
-            lambda i: choose(logits[None], Sampling(), salts_of(0, zeros[:1], zeros[:1]), i)
-        )(numbers),
+        "prompts": draw(0, 2.0, count, zeros, zeros),
+        "samples": draw(0, 1.0, zeros, count, zeros),
+        "positions": draw(0, 1.0, zeros, zeros, count),
+        "seeds": draw(1, 1.0, count, zeros, zeros),
     }
     for name, (tokens, logps) in draws.items():
-        shares = np.bincount(np.asarray(tokens).ravel(), minlength=4) / len(numbers)
+        shares = np.bincount(tokens, minlength=4) / len(count)
         assert np.abs(shares - np.exp(logits)).max() < 0.03, name
-        assert np.allclose(
-            np.asarray(logps).ravel(), np.asarray(logits)[np.asarray(tokens).ravel()], atol=1e-6
-        )
-    assert (draws["prompts"][0] != draws["seeds"][0]).mean() > 0.5
-    tokens, logps = choose(flat / 0.5, Sampling(temperature=2.0), salts_of(0, numbers, zeros), 0)
-    assert tokens.tolist() == draws["prompts"][0].tolist()
-    assert np.allclose(logps, draws["prompts"][1], atol=1e-6), "log-probabilities count the temperature"
+        assert np.allclose(logps, logits[np.asarray(tokens)], atol=1e-6), name
+    for one, other in itertools.combinations(draws.values(), 2):
+        assert (one[0] != other[0]).mean() > 0.5
 
 
 @pytest.mark.parametrize(
