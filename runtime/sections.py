@@ -49,7 +49,8 @@ class Generations:
     Attributes:
         prompts: A file of a kind that data.train reads. Each line has "messages", for the chat template, or a
             "prompt" with messages, or with a text that is tokenized without changes.
-        max_tokens: Largest length of an answer. Each token needs a forward pass over the prompts.
+        max_tokens: Largest length of an answer. Each token of the longest answer takes one pass through the
+            model.
     """
 
     prompts: str

@@ -245,7 +245,7 @@ class DeltaNet(Mixer):
         q, k, v = self.convolved(mixed, batch)
         beta = jax.nn.sigmoid(b.astype(jnp.float32))
         decay = -jnp.exp(wide(self.A_log)) * jax.nn.softplus(a.astype(jnp.float32) + wide(self.dt_bias))
-        out = self.norm(gated_delta_rule(q, k, v, decay, beta, batch.segment_ids, cache=batch.cache))
+        out = self.norm(gated_delta_rule(q, k, v, decay, beta, batch.segment_ids, batch.cache))
         gate = jax.nn.silu(constrain(z, HEADS).astype(jnp.float32))
         gated = (out.astype(jnp.float32) * gate).astype(x.dtype)
         return constrain(self.out_proj(named(gated, batch)), STREAM)
@@ -280,7 +280,6 @@ def gated_delta_rule(
     g: jax.Array,
     beta: jax.Array,
     segment_ids: jax.Array,
-    chunk: int = CHUNK,
     cache: Cache | None = None,
 ) -> jax.Array:
     """Compute the outputs o of the gated delta rule.
@@ -301,14 +300,13 @@ def gated_delta_rule(
         g: float32[B, T, N], the logarithm of the factor by which a state decays, at most 0.
         beta: [B, T, N], how much of an error is corrected, from 0 to 1.
         segment_ids: int32[B, T], 0 for padding; tokens of one segment are adjacent.
-        chunk: tokens of a chunk; rows are padded to a multiple of it.
         cache: of earlier tokens; None for whole rows.
 
     Returns:
         [B, T, N, Dv] in q's dtype.
     """
     (rows, length, heads, width), dtype = q.shape, q.dtype
-    chunk = chunk if cache is None else min(chunk, length)
+    chunk = CHUNK if cache is None else min(CHUNK, length)
     state = jnp.zeros((rows, heads, v.shape[2] // heads, width, v.shape[3]), jnp.float32)
     state, segment_ids, g, beta = from_cache(cache, state, segment_ids, g, beta)
 
