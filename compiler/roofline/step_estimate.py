@@ -1,40 +1,109 @@
-"""Estimate the memory that a training step takes on a device, from shapes alone.
+"""Estimate the memory of a training step on one device, without a compile.
 
-`recipe plan` reports the compiler's figure, but takes minutes.
+A step holds
+
+- its state: weights, adapters and the optimizer's state;
+- the values that each layer keeps for its backward pass, which `remat.policy` chooses;
+- the values of one layer that is computed again, and the logits of a chunk;
+- the gathered output head, and copies of the layers' weights that wait to be gathered;
+- gradients, in full fine-tuning;
+- the code.
+
+The sizes of the values follow from runtime/model/ and runtime/training/. A few constants describe what XLA
+does beyond them. They are fitted to libtpu's figures, in recipes/estimates.json and docs/step-memory.json.
+docs/planning.md has the errors of the estimate.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recipec.compiler.lowering.hardware import Accelerator
+from recipec.compiler.lowering.libtpu import profile
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import BYTES
-from recipec.compiler.roofline.training_step import Layer, Shapes, kept_bytes, rows, shapes, state_bytes
+from recipec.compiler.roofline.training_step import STORED, first_trained, rows, shapes, state_bytes
 from recipec.compiler.wording import split_layer
+from recipec.runtime.model.families.base import EXPERTS, matrices
+from recipec.runtime.model.families.description import DecoderArchitecture
+from recipec.runtime.model.partition_rules import shards
+from recipec.runtime.training.objectives import OBJECTIVES
 
-KEPT: dict[str, float] = {"none": 2.3}
-"""Size of what a policy keeps, relative to what every step needs. Without recomputation, results of norms,
-rotations, activation functions and adapters are kept as well: 2.2 times as much in the compiled flagship."""
+MARGIN = 0.03
+"""The share of a device's memory by which a recorded plan may exceed the estimate."""
 
-LOSS_BYTES = 2**30
-"""Bytes of one chunk's float32 logits with their gradient, and of smaller buffers."""
+GATHERED = ("fsdp", "cp", "dcn")
+"""Mesh axes over which a layer's weights are gathered before they are used."""
 
-LEAST_SHARE: dict[str, float] = {"none": 0.92, "save_attention": 0.3, "decoder": 0.59}
-"""The least that the estimate was of a plan's memory, by policy, over the plans of recipes/estimates.json
-(2026-11-28). The upper bound of a step's memory is the estimate divided by it."""
+LANES = 128
+"""Values in a row of a TPU's tile. Splash attention writes a token's logsumexp once for each of them. A
+smaller last dimension of an array is padded to it."""
+
+CHUNK_LOGITS, LEAST_CHUNKS, SMALL_LOGITS = 256 * 2**20, 8, 32 * 2**20
+"""LOGITS_BYTES, LEAST_CHUNKS and SMALL_BYTES of runtime/training/losses.py, which imports JAX."""
+
+DELTA_CHUNK, MAMBA1_CHUNK = 64, 32
+"""CHUNK and MAMBA1_CHUNK of runtime/model/mixers.py: a state is kept for so many tokens."""
+
+ROOM = 2
+"""ROOM of runtime/model/expert_products.py: rows that a device has room for, relative to its own."""
+
+KEPT: dict[str, tuple[str, ...] | None] = {
+    "none": None,
+    "save_dots": ("stream", "attended", "sums", "middle", "heads", "projected_heads", "gate", "projected"),
+    "save_attention": ("stream", "attended", "sums"),
+    "block": ("stream", "middle", "normed"),
+    "decoder": ("stream",),
+    "offload_dots": ("stream",),
+}
+"""What each policy keeps of a layer, by the names of `layer_values`; None for everything but "normed"."""
+
+PASSING = ("normed", "exchanged")
+"""Values that no policy but "block" keeps."""
+
+RECOMPUTING = frozenset(("save_attention", "block", "decoder", "offload_dots"))
+"""Policies whose backward pass computes the products of a layer again."""
+
+WORK = {
+    "layer": 0.6,
+    "feed_forward": 0.5,
+    "state": 2.0,
+    "logits": 1.5,
+    "gathered": 0.5,
+    "fused": 2.0,
+    "experts": 2.0,
+}
+"""Fitted: what is held while one layer is computed again. "layer" is relative to the values of the layer;
+"feed_forward" and "state" are added for its feed-forward block and for what carries a state. "logits" is
+relative to the logits of a chunk. The others are relative to one layer's gathered weights: all of them, those
+of several projections in one array, which are copied into another layout, and experts."""
+
+FILLED = 0.94
+"""Over several slices, gathered weights stay until the backward pass, as far as this share of the memory allows.
+One whole plan has shown it, and a plan of four layers."""
+
+GRADIENTS = 0.75
+"""Fitted: the share of the weights' float32 gradients that is held at the peak of full fine-tuning."""
+
+RELAID = 4
+"""Float32 arrays of the optimizer that are copied for a trained embedding or head whose last dimension on a
+device is no multiple of LANES: the master weight, two moments and the accumulated gradient."""
+
+EXPERT_ADAPTERS = 6
+"""Float32 copies of the experts' adapters, padded to LANES, next to gathered experts."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that one device needs.
+    """Bytes that one device needs for a step.
 
     Attributes:
         state: weights, adapters and the optimizer's state.
         total: of the whole step.
-        most: the upper bound of the whole step, which no recorded plan exceeds.
+        most: `total` and MARGIN of the device's memory, which no recorded plan of docs/planning.md exceeds.
     """
 
     state: float
@@ -43,15 +112,16 @@ class Need:
 
 
 def need(program: Program) -> Need:
-    """Estimate the memory of a program's step; on a CPU, only of its state."""
-    policy, length = program.recipe.remat.policy, program.recipe.data.max_length
+    """Estimate the memory of a program's step; on a CPU, only of its state.
+
+    The recipe's `remat.policy` and `model.attention` are resolved: not "auto".
+    """
     state = state_bytes(program)
-    if program.accelerator.platform == "cpu":
+    accelerator = program.accelerator
+    if accelerator.platform == "cpu":
         return Need(state, state, state)
-    model = shapes(program, length)
-    kept = kept_bytes(program, model, length) * KEPT.get(policy, 1.0)
-    total = state + kept + _working(program, model, policy == "none")
-    return Need(state, total, total / LEAST_SHARE.get(policy, min(LEAST_SHARE.values())))
+    total = state + sum(temporaries(program).values()) + code(program)
+    return Need(state, total, total + MARGIN * accelerator.hbm_bytes_per_device)
 
 
 def fits(accelerator: Accelerator, needed: float) -> bool:
@@ -60,36 +130,346 @@ def fits(accelerator: Accelerator, needed: float) -> bool:
     return not available or needed <= available
 
 
-def _working(program: Program, model: Shapes, kept_whole: bool) -> float:
-    """Return the bytes that one layer needs while it is computed, and the loss.
+def layer_values(program: Program, layer: int) -> dict[str, float]:
+    """Return the bytes per token of the values of a layer that its backward pass reads, over all devices.
 
-    Args:
-        kept_whole: whether the layer's intermediate results are already counted as kept.
+    stream: the layer's input.
+    heads: queries, keys and values as attention reads them.
+    projected_heads: the same before their norms.
+    attended, sums: the output of attention or of a state, and attention's logsumexp.
+    probabilities: of attention dot.
+    gate: of attention's output; of a layer with a state also its projections.
+    state: float32 values of a layer with a state: its inputs, what the tokens of a chunk see of each other,
+        and the state before each chunk.
+    middle: the stream after attention.
+    normed: the inputs of both blocks.
+    projected, activated: the feed-forward block's projections, and the last one's input.
+    routed: the same of the chosen experts, and their outputs; over ep only their inputs.
+    exchanged: the rows of the experts on this device, and their gradients, while a layer is computed over ep.
+    post_norms: outputs of both blocks, if they are normalized.
+    own: of a layer's own input.
     """
-    length, size = program.recipe.data.max_length, BYTES[program.recipe.model.dtype]
+    a, size = program.architecture, BYTES[program.recipe.model.dtype]
+    d = a.hidden_size
+    if not isinstance(a, DecoderArchitecture):
+        return _from_products(program, layer)
+    parts, out = a.parts(layer), {"stream": size * d, "normed": 2.0 * size * d}
+    if parts != ("mlp",):
+        out["middle"] = size * d
+    if "attention" in parts:
+        out |= _attention(program, a, layer)
+    if "delta" in parts and (delta := a.delta) is not None:
+        values, keys = delta.value_heads * delta.value_dim, delta.key_heads * delta.key_dim
+        states = values * delta.key_dim / DELTA_CHUNK
+        out["state"] = 4.0 * (2 * keys + values + 3 * DELTA_CHUNK * delta.value_heads + states)
+        out["gate"] = size * (2 * delta.features + values)
+        out["attended"] = size * values
+    if "mamba" in parts and (mamba := a.mamba) is not None:
+        chunk = MAMBA1_CHUNK if mamba.rank else DELTA_CHUNK
+        within = 0 if mamba.rank else 2 * chunk * mamba.heads
+        inputs = 2 * (mamba.inner + mamba.groups * mamba.state)
+        out["state"] = 4.0 * (inputs + within + mamba.inner * mamba.state / chunk)
+        out["gate"] = out.get("gate", 0.0) + size * (sum(mamba.projected) + mamba.convolved)
+        out["attended"] = out.get("attended", 0.0) + size * mamba.inner
+    if "conv" in parts:
+        out["gate"] = size * 5.0 * d
+    if "mlp" in parts:
+        out |= _feed_forward(a, layer, size, program.recipe.mesh.axes.get("ep", 1) > 1)
+    if a.per_layer_input:
+        out["own"] = size * 3.0 * a.per_layer_input
+    return out
+
+
+def _attention(program: Program, a: DecoderArchitecture, layer: int) -> dict[str, float]:
+    size = BYTES[program.recipe.model.dtype]
+    n, k, h = a.num_heads, a.kv_heads(layer), a.layer_head_dim(layer)
+    values = a.value_dim(layer)
+    out: dict[str, float] = {"attended": size * n * values}
+    if (latent := a.latent) is not None:
+        out["heads"] = size * n * (2 * h + values)
+        compressed = latent.keys + latent.turned + latent.queries
+        out["projected_heads"] = size * (compressed + n * (latent.plain + latent.values))
+    else:
+        both = 0 if a.shares_kv(layer) else 2 * k * h
+        out["heads"] = size * (n * h + both)
+        normed = (n * h + both / 2) if a.qk_norm else 0
+        out["projected_heads"] = size * (normed + (both / 2 if a.value_norm else 0))
+    if a.output_gate or a.gate_apart:
+        out["gate"] = size * 2.0 * n * values
+    if program.recipe.model.attention == "splash":
+        out["sums"] = 4.0 * n * (LANES if _wide_sums(program) else LANES / 16)
+    else:
+        out["probabilities"] = size * n * program.recipe.data.max_length
+    return out
+
+
+def _feed_forward(a: DecoderArchitecture, layer: int, size: float, exchanged: bool) -> dict[str, float]:
+    out = {}
+    experts, both = a.experts_of(layer), 2 if a.gated else 1
+    features = 0
+    if experts is None or experts.added:
+        features = a.mlp_features(layer)
+    elif experts.shared:
+        features = experts.shared
+    if features:
+        out = {"projected": size * both * features, "activated": size * features}
+    if experts is not None:
+        outputs = experts.latent or a.hidden_size
+        chosen = size * experts.per_token
+        out["routed"] = chosen * (both * experts.size + outputs)
+        if exchanged:
+            out["exchanged"] = ROOM * 2.0 * out["routed"]
+            out["routed"] = chosen * outputs
+    if a.places.after_mlp is not None:
+        out["post_norms"] = size * 2.0 * a.hidden_size
+    return out
+
+
+def _from_products(program: Program, layer: int) -> dict[str, float]:
+    """Return the values of a layer of which only the products are known."""
+    size, d = BYTES[program.recipe.model.dtype], program.architecture.hidden_size
+    known = shapes(program, program.recipe.data.max_length).layers[layer]
+    return {
+        "stream": size * d,
+        "normed": size * 2.0 * d,
+        "middle": size * d,
+        "attended": size * known.attended,
+        "projected": size * sum(known.products.values()),
+    }
+
+
+def _wide_sums(program: Program) -> bool:
+    """Return whether XLA keeps attention's logsumexp as the kernel writes it, LANES times.
+
+    It does so where the kernel's result waits for gathered weights, in all plans that were looked at.
+    """
+    if program.lora is None or not gathers(program):
+        return False
+    return _asynchronous(program) or program.recipe.remat.policy == "none"
+
+
+def _asynchronous(program: Program) -> bool:
+    """Return whether the step's flags let XLA gather weights while it computes."""
+    return profile(program.recipe) not in ("none", "tpu7x")
+
+
+def gathers(program: Program) -> bool:
+    """Return whether weights of layers are gathered."""
     axes = program.recipe.mesh.axes
-    largest = max(model.layers, key=lambda layer: layer.weights)
-    # Weights of a layer and of the next one, which is fetched meanwhile.
-    gathered = 2 * _largest_layer(program) + model.head if axes["fsdp"] > 1 else 0.0
-    tokens = rows(program) * length
-    one = 0.0 if kept_whole else KEPT["none"] * _numbers(program, largest) * tokens * size
-    scores = 0.0
-    if program.recipe.model.attention == "dot":
-        # Attention scores in float32, with their gradient.
-        scores = 8.0 * program.architecture.num_heads * tokens * length
-    return gathered * size / axes["tp"] + (one + scores) / math.prod(axes.values()) + LOSS_BYTES
+    return any(axes.get(axis, 1) > 1 for axis in GATHERED)
 
 
-def _numbers(program: Program, layer: Layer) -> float:
-    """Return how many intermediate numbers a layer computes per token."""
-    return 2.0 * program.architecture.hidden_size + layer.attended + sum(layer.products.values())
+@dataclass(frozen=True)
+class Weights:
+    """Bytes of the layers' matrices on one device.
+
+    Attributes:
+        copied: of matrices that are gathered, as they are stored: this device's part. Of experts too.
+        layer: of the largest layer's gathered matrices, without experts.
+        fused: of `layer`, projections that are one array.
+        experts: of the experts on this device.
+        expert_layer: of the largest layer's experts, gathered and dequantized.
+        layers: of all layers' gathered matrices, without experts.
+        all_experts: of all layers' gate and up projections of experts, gathered.
+        relaid: of the gate and up projections of the experts on this device, where they are not gathered.
+    """
+
+    copied: float
+    layer: float
+    layers: float
+    fused: float
+    experts: float
+    expert_layer: float
+    all_experts: float
+    relaid: float
 
 
-def _largest_layer(program: Program) -> int:
-    """Return how many numbers the weights of the largest layer have, including all experts."""
-    layers: Counter[int] = Counter()
+def weights(program: Program) -> Weights:
+    """Return the sizes of a program's matrices."""
+    recipe, axes = program.recipe, program.recipe.mesh.axes
+    size, quantized = BYTES[recipe.model.dtype], STORED[recipe.model.quantization]
+    linear = matrices(program.family, program.architecture, program.parameters) if quantized else {}
+    copied = experts = all_experts = relaid = 0.0
+    layers: defaultdict[int, float] = defaultdict(float)
+    fused: defaultdict[int, float] = defaultdict(float)
+    expert_layers: defaultdict[int, float] = defaultdict(float)
     for parameter in program.parameters:
-        layer = split_layer(parameter.path)[1]
-        if layer is not None:
-            layers[layer] += math.prod(parameter.shape)
-    return max(layers.values(), default=0)
+        path, layer = split_layer(parameter.path)
+        if layer is None or len(parameter.shape) < 2:
+            continue
+        stored = quantized if quantized and parameter.path in linear else size
+        numbers = math.prod(parameter.shape)
+        parts = math.prod(shards(axis, axes) for axis in parameter.spec)
+        kept = math.prod(shards(axis, axes) for axis in parameter.spec if axis not in GATHERED)
+        copied += numbers * stored / parts * (parts > kept)
+        if EXPERTS.search(path):
+            experts += numbers * stored / parts
+            if parts > kept or stored < size:
+                expert_layers[layer] += numbers * size / kept
+            if path.endswith("gate_up"):
+                all_experts += numbers * stored / kept * (parts > kept)
+                relaid += numbers * stored / parts * (parts == kept)
+        elif parts > kept:
+            layers[layer] += numbers * stored / kept
+            fused[layer] += numbers * stored / kept * ("gate_up" in path)
+    return Weights(
+        copied,
+        max(layers.values(), default=0.0),
+        sum(layers.values()),
+        max(fused.values(), default=0.0),
+        experts,
+        max(expert_layers.values(), default=0.0),
+        all_experts,
+        relaid,
+    )
+
+
+def temporaries(program: Program) -> dict[str, float]:
+    """Return the bytes of a step's temporaries on one device, by what they are."""
+    a, recipe, axes = program.architecture, program.recipe, program.recipe.mesh.axes
+    policy, size = recipe.remat.policy, BYTES[recipe.model.dtype]
+    tokens = rows(program) * recipe.data.max_length / program.accelerator.devices
+    layers = [layer_values(program, layer) for layer in range(a.num_layers)]
+    kept = sum(_of(values, KEPT.get(policy, ("stream",))) for values in layers[first_trained(program) :])
+    held = weights(program)
+    out = {"kept": kept * tokens, "logits": WORK["logits"] * _chunk_logits(program)}
+    if policy in RECOMPUTING:
+        out["layer"] = max(map(_work, layers)) * tokens
+    out["weights"] = WORK["gathered"] * held.layer + WORK["experts"] * held.expert_layer
+    out["weights"] += WORK["fused"] * held.fused
+    if gathers(program):
+        out["head"] = _head(program) * a.vocab_size * a.hidden_size * size / axes.get("tp", 1)
+    if program.lora is None:
+        out["gradients"] = GRADIENTS * 4 * _local_numbers(program) + _relaid(program)
+    elif _asynchronous(program):
+        out["copies"] = held.copied + held.relaid
+        if held.all_experts:
+            out = _ahead(program, out, held)
+    if axes.get("dcn", 1) > 1 and policy in RECOMPUTING:
+        available = FILLED * program.accelerator.hbm_bytes_per_device
+        room = available - state_bytes(program) - code(program) - sum(out.values())
+        out["gathered layers"] = max(0.0, min(held.layers, room))
+    return out
+
+
+def _ahead(program: Program, activations: dict[str, float], held: Weights) -> dict[str, float]:
+    """Return the temporaries where the experts' weights are gathered before the layers run.
+
+    This is a second peak, at the beginning of the step: nothing is kept yet.
+    """
+    numbers = sum(
+        math.prod(shape)
+        / math.prod(shards(axis, program.recipe.mesh.axes) for axis in spec)
+        * LANES
+        / shape[-1]
+        for adapter in program.adapters
+        for _, shape, spec in adapter.arrays
+        if adapter.target.experts and shape[-1] < LANES
+    )
+    first = {
+        "gathered experts": held.all_experts,
+        "copies": held.copied,
+        "experts' adapters": EXPERT_ADAPTERS * 4 * numbers,
+        "weights": activations["weights"],
+    }
+    return max(activations, first, key=lambda parts: sum(parts.values()))
+
+
+def _work(values: Mapping[str, float]) -> float:
+    """Return the bytes per token that are held while a layer is computed again."""
+    block = values.get("projected", 0.0) + values.get("activated", 0.0)
+    whole = _of(values, None) - values.get("sums", 0.0)
+    more = WORK["state"] * values.get("state", 0.0) + values.get("exchanged", 0.0)
+    return WORK["layer"] * whole + WORK["feed_forward"] * block + more
+
+
+def _local_numbers(program: Program) -> float:
+    """Return the trained numbers on one device."""
+    axes = program.recipe.mesh.axes
+    return sum(
+        math.prod(parameter.shape) / math.prod(shards(axis, axes) for axis in parameter.spec)
+        for parameter in program.parameters
+        if parameter.trainable
+    )
+
+
+def _relaid(program: Program) -> float:
+    """Return the bytes of the optimizer's arrays that are copied into another layout."""
+    axes, total = program.recipe.mesh.axes, 0.0
+    for parameter in program.parameters:
+        if not parameter.trainable or len(parameter.shape) < 2:
+            continue
+        local = [
+            size / shards(axis, axes) for size, axis in zip(parameter.shape, parameter.spec, strict=True)
+        ]
+        if split_layer(parameter.path)[1] is None and local[-1] % LANES:
+            total += RELAID * 4 * math.prod(local[:-1]) * LANES * math.ceil(local[-1] / LANES)
+    return total
+
+
+def _of(values: Mapping[str, float], names: tuple[str, ...] | None) -> float:
+    """Return the bytes per token of the values with these names; None for all but the blocks' inputs."""
+    if names is None:
+        return sum(size for name, size in values.items() if name not in PASSING)
+    return sum(values.get(name, 0.0) for name in names)
+
+
+def _head(program: Program) -> float:
+    """Return how many copies of the gathered output head are held.
+
+    An embedding that is also the head is gathered for both. A trained head has a gradient. Preferences
+    compute log-probabilities with and without a gradient. This device's part is copied before it is gathered.
+    """
+    tied = bool(getattr(program.architecture, "tied", False))
+    judged = bool(OBJECTIVES[program.recipe.train.objective].format)
+    axes = program.recipe.mesh.axes
+    own = 1 / math.prod(axes.get(axis, 1) for axis in GATHERED)
+    return (2 if tied or judged or program.lora is None else 1) + own
+
+
+def _chunk_logits(program: Program) -> float:
+    """Return the bytes of a chunk's float32 logits on one device, as runtime/training/losses.py chooses."""
+    axes = program.recipe.mesh.axes
+    parallel = program.accelerator.devices / axes.get("tp", 1)
+    whole = 4.0 * rows(program) * program.recipe.data.max_length / parallel
+    whole *= program.architecture.vocab_size / axes.get("tp", 1)
+    return min(CHUNK_LOGITS, max(SMALL_LOGITS, whole / LEAST_CHUNKS), whole)
+
+
+CODE = {"v5e": 0.71, "v5p": 1.0, "v6e": 1.32, "tpu7x": 1.0}
+"""Fitted: the code of a layer relative to v5p's, by generation."""
+
+LAYER_CODE = 16.4 * 2**20
+"""Fitted: bytes of code of a layer of seven projections on v5p."""
+
+CODE_FACTORS = {
+    "gathers": 1.37,
+    "recomputes": 1.3,
+    "lora": 1.29,
+    "dropout": 1.35,
+    "norms": 1.14,
+    "post_norms": 1.12,
+    "experts": 1.16,
+    "state": 1.3,
+    "quantized": 1.15,
+}
+"""Fitted: by how much more code a layer has with each of these."""
+
+
+def code(program: Program) -> float:
+    """Return the bytes of the step's code."""
+    a, recipe = program.architecture, program.recipe
+    has = {
+        "gathers": gathers(program),
+        "recomputes": recipe.remat.policy in RECOMPUTING,
+        "lora": program.lora is not None,
+        "dropout": recipe.lora is not None and recipe.lora.dropout > 0,
+        "norms": bool(getattr(a, "qk_norm", "")),
+        "post_norms": isinstance(a, DecoderArchitecture) and a.places.after_mlp is not None,
+        "experts": bool(a.expert_layers),
+        "state": a.stateful,
+        "quantized": recipe.model.quantization is not None,
+    }
+    layer = LAYER_CODE * CODE.get(program.accelerator.generation, 1.0)
+    layer *= math.prod(factor for name, factor in CODE_FACTORS.items() if has[name])
+    return layer * a.num_layers

@@ -119,7 +119,7 @@ def shapes(program: Program, row_length: int) -> Shapes:
             layer.attended = float(inputs)
     for number, layer in enumerate(layers):
         layer.pairs = seen_pairs(a, number, row_length)
-    return Shapes(layers, head, outside, (trained_head, trained_outside), _first_trained(program))
+    return Shapes(layers, head, outside, (trained_head, trained_outside), first_trained(program))
 
 
 def multiplies(parameter: Parameter) -> bool:
@@ -152,7 +152,8 @@ def _used_share(program: Program, path: str) -> float:
     return used / experts if EXPERTS.search(path) else 1.0
 
 
-def _first_trained(program: Program) -> int:
+def first_trained(program: Program) -> int:
+    """Return the index of the first layer that is trained, where the backward pass ends."""
     if program.lora is not None:
         return min((adapter.target.layer for adapter in program.adapters), default=0)
     places = (split_layer(parameter.path) for parameter in program.parameters if parameter.trainable)
@@ -187,8 +188,8 @@ KEPT_ON_DEVICE: dict[str, tuple[bool, bool]] = {
 """Whether a policy keeps each attention's result, and the results of the other products. A policy that is
 missing here is assumed to keep only a layer's input."""
 
-STORED = {"nf4": 0.5, "int8": 1.0, "fp8": 1.0, None: None}
-"""Bytes of a quantized number, without its scale."""
+STORED = {"nf4": 0.5 + 4 / 64, "int8": 1.0, "fp8": 1.0, None: None}
+"""Bytes of a quantized number. With nf4, 64 numbers share a float32 scale; a channel's scale is small."""
 
 
 @dataclass(frozen=True)
@@ -354,8 +355,9 @@ def state_bytes(program: Program) -> float:
 
 
 def _trained_bytes(program: Program, size: int) -> float:
-    """Return the bytes of state for each trained number: moments, float32 copy, accumulated gradients."""
-    accumulated = size if program.accumulation_steps > 1 else 0
+    """Return the bytes of state for each trained number: moments, float32 copy, accumulated gradients, which
+    are float32."""
+    accumulated = 4 if program.accumulation_steps > 1 else 0
     return float(beside_bytes(program.recipe, size) + accumulated)
 
 

@@ -15,8 +15,6 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.miniature.small_checkpoint import shrink
 from recipec.compiler.plan import first_estimate
 from recipec.compiler.plan.results import Plan
-from recipec.compiler.roofline.step_estimate import LEAST_SHARE
-from recipec.compiler.roofline.step_estimate import need as estimated
 from recipec.spec.load import load
 from scripts import recipes
 from scripts.recipe_pages import Planned, Record, head, with_head
@@ -224,18 +222,3 @@ def test_plan_command_compiles_only_changed_or_named_recipes(
     assert "qwen3-32b-v6e8 would be compiled" in capsys.readouterr().err
     assert recipes.main(["plan", "no-such"]) == 1
     assert "there is no recipe no-such" in capsys.readouterr().err
-
-
-def test_upper_bound_of_the_estimated_memory_is_below_no_recorded_plan(
-    programs: Mapping[str, Program], record: Record
-) -> None:
-    """`recipe new` chooses by this bound. Its constants are the worst shares, rounded down a little."""
-    shares: dict[str, float] = {}
-    for name, made in record.recipes.items():
-        program = programs[name]
-        need, used = estimated(program), made.memory.used
-        assert need.most >= used, name
-        policy = program.recipe.remat.policy
-        shares[policy] = min(shares.get(policy, math.inf), need.total / used)
-    for policy, share in LEAST_SHARE.items():
-        assert share <= shares[policy] < 1.05 * share, policy
