@@ -23,12 +23,11 @@ from pydantic import TypeAdapter
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan import identity
 from recipec.compiler.plan.depth import shortened
 from recipec.compiler.plan.pool import compile_jobs
 from recipec.compiler.plan.results import Failed, Job
 from recipec.compiler.plan.step_memory import with_refusal
-from recipec.compiler.roofline.step_estimate import KEPT, MARGIN, need, temporaries
+from recipec.compiler.roofline.step_estimate import EXCESS, KEPT, MARGIN, need, temporaries
 from recipec.compiler.roofline.training_step import state_bytes
 from recipec.compiler.wording import split_layer
 from recipec.spec.load import load
@@ -161,6 +160,7 @@ CASES: dict[str, Case] = {
         Case(LLAMA, "v6e-8", "fsdp 8", "decoder", layers=4, attention="dot"),
         Case(LLAMA, "v6e-8", "fsdp 8", "none", layers=4, attention="dot", length=2048),
         *(Case(QWEN, "v6e-8", "fsdp 8", policy, layers=4) for policy in (*DENSE, "save_dots")),
+        Case(QWEN, "v6e-8", "fsdp 8", "none", layers=0),
         *(Case(QWEN, "v6e-8", "fsdp 8", policy, layers=4, method="dpo", length=2048) for policy in DENSE),
         Case(QWEN, "v6e-8", "fsdp 8", "save_attention", layers=4, method="kto", length=2048, micro=2),
         *(Case(GEMMA, "v6e-8", "fsdp 8", policy, layers=6) for policy in ("none", "save_attention")),
@@ -199,14 +199,12 @@ class Measured:
         temporaries: bytes of everything else but code.
         instructions: of the scheduled module.
         refused: whether the step did not fit; the bytes are then those of the compiler's message.
-        key: a digest of the step.
     """
 
     arguments: float
     temporaries: float
     instructions: int
     refused: bool = False
-    key: str = ""
 
 
 RECORDS: TypeAdapter[dict[str, Measured]] = TypeAdapter(dict[str, Measured])
@@ -282,11 +280,17 @@ class Compared:
         return low <= self.error <= high
 
 
-BOUNDS = (-MARGIN, 0.08)
+BOUNDS = (-MARGIN, EXCESS)
 """The least and the greatest error of an estimate, as shares of the device's memory."""
 
-EXCEPTIONS: dict[str, tuple[float, float]] = {}
-"""Steps whose error is out of BOUNDS, with their own bounds. docs/planning.md names them."""
+EXCEPTIONS: dict[str, tuple[float, float]] = {
+    "qwen3-8b-full-tpu7x8": (-0.63, BOUNDS[1]),
+    "qwen35-35b-a3b-v6e8": (-0.1, BOUNDS[1]),
+    "gemma3-27b-tpu7x8": (BOUNDS[0], 0.12),
+}
+"""Steps whose error is out of BOUNDS, with their own bounds. docs/planning.md names them. On a tpu7x, full
+fine-tuning fills the memory: XLA keeps values that the policy would recompute. The plan of gemma3-27b-tpu7x8 is
+of an earlier step."""
 
 
 def compared() -> list[Compared]:
@@ -389,7 +393,6 @@ def _plan(names: Iterable[str]) -> None:
             temporaries=whole.temporaries,
             instructions=whole.instructions,
             refused=whole.out_of_memory is not None,
-            key=identity.name(of, replace(job, recipe=Path("recipe.yaml"))),
         )
         record = read() | {name: measured}
         ordered = {known: record[known] for known in CASES if known in record}

@@ -129,7 +129,7 @@ def drafts(
 
     Configurations with more tp come last. They are for models that fsdp alone cannot split or cannot make
     fit. If none fits by the upper bound of its memory, yield those that save the most memory and fit by the
-    estimate itself. Only a plan can tell whether they fit.
+    lower bound. Only a plan can tell whether they fit.
 
     Args:
         probe: with adapters, or without them for `full`.
@@ -163,7 +163,7 @@ def _sure(probe: Probe, accelerator: Accelerator, method: str | None, longest: i
 def _unsure(
     probe: Probe, accelerator: Accelerator, method: str | None, longest: int | None
 ) -> Iterator[Draft]:
-    """Yield the configurations that save the most memory, and fit by the estimate."""
+    """Yield the configurations that save the most memory, and fit by the lower bound of their memory."""
     name, quantize = _methods(method)[-1]
     batch, micro = _rows(name, accelerator.devices), FEWEST.get(name, 1)
     # Shorter rows than the data needs would leave samples out.
@@ -174,7 +174,7 @@ def _unsure(
                 probe, accelerator, name, quantize, way.fsdp, way.tp, POLICIES[-1], micro, batch, length
             )
             whole = batch % (way.fsdp * micro) == 0
-            if whole and fits(accelerator, least.need.total / (1 - HEADROOM)):
+            if whole and fits(accelerator, least.need.least):
                 yield least
 
 
@@ -186,12 +186,12 @@ def _within(probe: Probe, lengths: Sequence[int]) -> list[int]:
 
 
 def smallest_need(probe: Probe, accelerator: Accelerator, method: str | None) -> float:
-    """Return the bytes per device of the configuration that needs the least memory, by the estimate."""
+    """Return the lower bound of the bytes per device of the configuration that needs the least memory."""
     name, quantize = _methods(method)[-1]
     devices = accelerator.devices
     rows = _rows(name, devices)
     least = Draft(probe, accelerator, name, quantize, devices, 1, POLICIES[-1], 1, rows, SHORTEST)
-    return least.need.total
+    return least.need.least
 
 
 def resized(draft: Draft, rows: int, length: int) -> Draft:
@@ -258,10 +258,6 @@ def _round(tokens: int) -> int:
 def dtype(accelerator: Accelerator) -> str:
     """Return the type of the weights: CPUs are slow at bfloat16."""
     return "bfloat16" if accelerator.platform == "tpu" else "float32"
-
-
-HEADROOM = 0.15
-"""Share of the memory that an estimate has to leave free where its upper bound does not fit."""
 
 
 @dataclass

@@ -14,7 +14,7 @@ from recipec.compiler.lowering.hardware import (
     known_generation,
     known_names,
 )
-from recipec.compiler.new.draft import HEADROOM, Probe, drafts, smallest_need
+from recipec.compiler.new.draft import Probe, drafts, smallest_need
 from recipec.compiler.new.new_recipe_text import gib
 from recipec.compiler.wording import listing
 from recipec.spec.diagnostics import Diagnostic
@@ -110,7 +110,7 @@ def refusal(
     Args:
         why: the finding of the checks; None if the memory is too small.
     """
-    available = machine.hbm_bytes_per_device * (1 - HEADROOM)
+    available = machine.hbm_bytes_per_device
     least = gib(smallest_need(probe, machine, method))
     model = probe.program.recipe.model.id
     message = (

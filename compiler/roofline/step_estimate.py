@@ -16,27 +16,31 @@ docs/planning.md has the errors of the estimate.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recipec.compiler.lowering.hardware import Accelerator
-from recipec.compiler.lowering.libtpu import profile
+from recipec.compiler.lowering.libtpu import own_profile, profiles
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.roofline.training_step import STORED, first_trained, rows, shapes, state_bytes
 from recipec.compiler.wording import split_layer
-from recipec.runtime.model.families.base import EXPERTS, matrices
+from recipec.runtime.model.families.base import EXPERTS, Spec, matrices
 from recipec.runtime.model.families.description import DecoderArchitecture
 from recipec.runtime.model.partition_rules import shards
 from recipec.runtime.training.objectives import OBJECTIVES
 
-MARGIN = 0.03
-"""The share of a device's memory by which a recorded plan may exceed the estimate."""
+MARGIN, EXCESS = 0.03, 0.08
+"""Shares of a device's memory: how far a recorded plan may exceed the estimate, and the estimate a plan."""
 
 GATHERED = ("fsdp", "cp", "dcn")
 """Mesh axes over which a layer's weights are gathered before they are used."""
+
+ASYNCHRONOUS = "xla_tpu_enable_async_collective_fusion_fuse_all_gather"
+"""The flag of an XLA profile with which weights are gathered while other operations run."""
 
 LANES = 128
 """Values in a row of a TPU's tile. Splash attention writes a token's logsumexp once for each of them. A
@@ -82,8 +86,8 @@ relative to the logits of a chunk. The others are relative to one layer's gather
 of several projections in one array, which are copied into another layout, and experts."""
 
 FILLED = 0.94
-"""Over several slices, gathered weights stay until the backward pass, as far as this share of the memory allows.
-One whole plan has shown it, and a plan of four layers."""
+"""Over several slices, gathered weights stay until the backward pass, as far as this share of the memory
+allows: seen in a whole plan, and in one of four layers."""
 
 GRADIENTS = 0.75
 """Fitted: the share of the weights' float32 gradients that is held at the peak of full fine-tuning."""
@@ -104,11 +108,13 @@ class Need:
         state: weights, adapters and the optimizer's state.
         total: of the whole step.
         most: `total` and MARGIN of the device's memory, which no recorded plan of docs/planning.md exceeds.
+        least: `total` without EXCESS of the device's memory, which no recorded plan is below.
     """
 
     state: float
     total: float
     most: float
+    least: float
 
 
 def need(program: Program) -> Need:
@@ -119,9 +125,11 @@ def need(program: Program) -> Need:
     state = state_bytes(program)
     accelerator = program.accelerator
     if accelerator.platform == "cpu":
-        return Need(state, state, state)
+        return Need(state, state, state, state)
     total = state + sum(temporaries(program).values()) + code(program)
-    return Need(state, total, total + MARGIN * accelerator.hbm_bytes_per_device)
+    available = accelerator.hbm_bytes_per_device
+    least = max(state, total - EXCESS * available)
+    return Need(state, total, total + MARGIN * available, least)
 
 
 def fits(accelerator: Accelerator, needed: float) -> bool:
@@ -130,8 +138,8 @@ def fits(accelerator: Accelerator, needed: float) -> bool:
     return not available or needed <= available
 
 
-def layer_values(program: Program, layer: int) -> dict[str, float]:
-    """Return the bytes per token of the values of a layer that its backward pass reads, over all devices.
+def layer_values(program: Program) -> list[dict[str, float]]:
+    """Return the bytes per token of the values that each layer's backward pass reads, over all devices.
 
     stream: the layer's input.
     heads: queries, keys and values as attention reads them.
@@ -150,14 +158,27 @@ def layer_values(program: Program, layer: int) -> dict[str, float]:
     own: of a layer's own input.
     """
     a, size = program.architecture, BYTES[program.recipe.model.dtype]
-    d = a.hidden_size
     if not isinstance(a, DecoderArchitecture):
-        return _from_products(program, layer)
+        return _from_products(program)
+    numbers = LANES if _wide_sums(program) else LANES // 16
+    return [_layer_values(program, a, layer, size, numbers) for layer in range(a.num_layers)]
+
+
+def _layer_values(
+    program: Program, a: DecoderArchitecture, layer: int, size: int, numbers: int
+) -> dict[str, float]:
+    """Return `layer_values` of one layer.
+
+    Args:
+        size: bytes of a number.
+        numbers: how often attention's logsumexp of a head and token is kept.
+    """
+    d = a.hidden_size
     parts, out = a.parts(layer), {"stream": size * d, "normed": 2.0 * size * d}
     if parts != ("mlp",):
         out["middle"] = size * d
     if "attention" in parts:
-        out |= _attention(program, a, layer)
+        out |= _attention(program, a, layer, numbers)
     if "delta" in parts and (delta := a.delta) is not None:
         values, keys = delta.value_heads * delta.value_dim, delta.key_heads * delta.key_dim
         states = values * delta.key_dim / DELTA_CHUNK
@@ -180,7 +201,7 @@ def layer_values(program: Program, layer: int) -> dict[str, float]:
     return out
 
 
-def _attention(program: Program, a: DecoderArchitecture, layer: int) -> dict[str, float]:
+def _attention(program: Program, a: DecoderArchitecture, layer: int, numbers: int) -> dict[str, float]:
     size = BYTES[program.recipe.model.dtype]
     n, k, h = a.num_heads, a.kv_heads(layer), a.layer_head_dim(layer)
     values = a.value_dim(layer)
@@ -197,7 +218,7 @@ def _attention(program: Program, a: DecoderArchitecture, layer: int) -> dict[str
     if a.output_gate or a.gate_apart:
         out["gate"] = size * 2.0 * n * values
     if program.recipe.model.attention == "splash":
-        out["sums"] = 4.0 * n * (LANES if _wide_sums(program) else LANES / 16)
+        out["sums"] = 4.0 * n * numbers
     else:
         out["probabilities"] = size * n * program.recipe.data.max_length
     return out
@@ -225,17 +246,19 @@ def _feed_forward(a: DecoderArchitecture, layer: int, size: float, exchanged: bo
     return out
 
 
-def _from_products(program: Program, layer: int) -> dict[str, float]:
-    """Return the values of a layer of which only the products are known."""
+def _from_products(program: Program) -> list[dict[str, float]]:
+    """Return the values of layers of which only the products are known."""
     size, d = BYTES[program.recipe.model.dtype], program.architecture.hidden_size
-    known = shapes(program, program.recipe.data.max_length).layers[layer]
-    return {
-        "stream": size * d,
-        "normed": size * 2.0 * d,
-        "middle": size * d,
-        "attended": size * known.attended,
-        "projected": size * sum(known.products.values()),
-    }
+    return [
+        {
+            "stream": size * d,
+            "normed": size * 2.0 * d,
+            "middle": size * d,
+            "attended": size * layer.attended,
+            "projected": size * sum(layer.products.values()),
+        }
+        for layer in shapes(program, program.recipe.data.max_length).layers
+    ]
 
 
 def _wide_sums(program: Program) -> bool:
@@ -250,7 +273,9 @@ def _wide_sums(program: Program) -> bool:
 
 def _asynchronous(program: Program) -> bool:
     """Return whether the step's flags let XLA gather weights while it computes."""
-    return profile(program.recipe) not in ("none", "tpu7x")
+    asked = program.recipe.xla.profile
+    used = own_profile(program.accelerator.generation) if asked == "auto" else asked
+    return bool(profiles()[used].get(ASYNCHRONOUS))
 
 
 def gathers(program: Program) -> bool:
@@ -289,6 +314,13 @@ def weights(program: Program) -> Weights:
     recipe, axes = program.recipe, program.recipe.mesh.axes
     size, quantized = BYTES[recipe.model.dtype], STORED[recipe.model.quantization]
     linear = matrices(program.family, program.architecture, program.parameters) if quantized else {}
+
+    @functools.cache
+    def split(spec: Spec) -> tuple[int, int]:
+        """Return the parts of an array, and those that are left once it is gathered."""
+        kept = math.prod(shards(axis, axes) for axis in spec if axis not in GATHERED)
+        return math.prod(shards(axis, axes) for axis in spec), kept
+
     copied = experts = all_experts = relaid = 0.0
     layers: defaultdict[int, float] = defaultdict(float)
     fused: defaultdict[int, float] = defaultdict(float)
@@ -299,8 +331,7 @@ def weights(program: Program) -> Weights:
             continue
         stored = quantized if quantized and parameter.path in linear else size
         numbers = math.prod(parameter.shape)
-        parts = math.prod(shards(axis, axes) for axis in parameter.spec)
-        kept = math.prod(shards(axis, axes) for axis in parameter.spec if axis not in GATHERED)
+        parts, kept = split(tuple(parameter.spec))
         copied += numbers * stored / parts * (parts > kept)
         if EXPERTS.search(path):
             experts += numbers * stored / parts
@@ -329,7 +360,7 @@ def temporaries(program: Program) -> dict[str, float]:
     a, recipe, axes = program.architecture, program.recipe, program.recipe.mesh.axes
     policy, size = recipe.remat.policy, BYTES[recipe.model.dtype]
     tokens = rows(program) * recipe.data.max_length / program.accelerator.devices
-    layers = [layer_values(program, layer) for layer in range(a.num_layers)]
+    layers = layer_values(program)
     kept = sum(_of(values, KEPT.get(policy, ("stream",))) for values in layers[first_trained(program) :])
     held = weights(program)
     out = {"kept": kept * tokens, "logits": WORK["logits"] * _chunk_logits(program)}

@@ -7,6 +7,7 @@ than a compiled configuration.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -335,8 +336,12 @@ def state_bytes(program: Program) -> float:
     quantized = STORED[recipe.model.quantization]
     size = BYTES[recipe.model.dtype]
 
+    @functools.cache
+    def parts(spec: Sequence[str | None]) -> int:
+        return math.prod(shards(axis, axes) for axis in spec)
+
     def local(shape: Sequence[int], spec: Sequence[str | None]) -> float:
-        return math.prod(shape) / math.prod(shards(axis, axes) for axis in spec)
+        return math.prod(shape) / parts(tuple(spec))
 
     total = 0.0
     width = BYTES[program.lora.dtype] if program.lora else size
