@@ -289,8 +289,8 @@ EXCEPTIONS: dict[str, tuple[float, float]] = {
     "gemma3-27b-tpu7x8": (BOUNDS[0], 0.12),
 }
 """Steps whose error is out of BOUNDS, with their own bounds. docs/planning.md names them. On a tpu7x, full
-fine-tuning fills the memory: XLA keeps values that the policy would recompute. The plan of gemma3-27b-tpu7x8 is
-of an earlier step."""
+fine-tuning fills the memory: XLA keeps values that the policy would recompute. The plan of gemma3-27b-tpu7x8
+is of an earlier step."""
 
 
 def compared() -> list[Compared]:
