@@ -74,7 +74,7 @@ def test_policy_is_the_fastest_that_surely_fits(
 ) -> None:
     def need(of: Program) -> Need:
         size = most.get(of.recipe.remat.policy, 100.0) * GIB
-        return Need(size / 4, size / 2, size)
+        return Need(state=size / 4, total=size / 2, most=size, least=size / 3)
 
     monkeypatch.setattr(remat_policy, "need", need)
     lowered = lower(load(Path("sample.yaml"), text=RECIPE))
