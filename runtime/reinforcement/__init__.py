@@ -1,0 +1,1 @@
+"""Reinforcement learning from rewards: rewards of completions, their advantages, and the policy's loss."""
