@@ -18,8 +18,9 @@ from recipec.compiler.lowering import pins
 DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "tunix": "google-tunix", "google": "protobuf"}
 """Packages whose import has another name than their distribution."""
 
-OPTIONAL = {"wandb", "mlflow", "jaxlib"}
-"""Weights & Biases is in the packages of recipes that use it. jaxlib comes with jax, in jax's version."""
+OPTIONAL = {"wandb", "mlflow", "jsonschema", "referencing", "jaxlib"}
+"""Packages of recipes that use them; a run without one says which. jaxlib comes with jax, in jax's version, and
+referencing with jsonschema."""
 
 
 BACKENDS = {"torchax": {"train-cpu", "torchax"}, "trl": {"trl"}}
