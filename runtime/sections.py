@@ -130,6 +130,94 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Grpo:
+    """Group relative policy optimization, with TRL's names, formulas and defaults.
+
+    Attributes:
+        num_generations: Number of completions of each prompt: a group. An advantage is a reward compared with
+            the others of its group.
+        iterations: Number of optimizer steps on the same completions, before the next ones are generated.
+        loss: How the losses of tokens are computed and added up.
+        ratio: What is compared with the policy that generated it; null uses the loss's own.
+        beta: Weight of the KL divergence from the model before training; 0 needs no reference.
+        kl: The estimate of the KL divergence.
+        kl_bias_correction: Multiply the estimate by the ratio, so that its gradient is that of the
+            divergence.
+        epsilon: The ratio is clipped at 1 - epsilon.
+        epsilon_high: The ratio is clipped at 1 + epsilon_high; for cispo it is the largest ratio itself. null
+            uses epsilon.
+        scale_rewards: What divides the advantages.
+        mask_truncated: Do not train on completions that reach max_completion_length without an end. Their
+            rewards still count in their groups.
+        overlong_penalty: Number of tokens before max_completion_length within which a penalty on the reward
+            falls from 0 to -1; null has none.
+        dynamic_sampling: Largest number of times that a step replaces groups whose rewards are all the same
+            by groups of the next prompts; 0 keeps them.
+        max_prompt_length: Longest prompt, with the chat template. data.overlong sets what to do with longer
+            ones.
+        max_completion_length: Longest completion, with its end token.
+        temperature: Divisor of the logits, in the rollout and in the loss.
+        top_p: Draw from the likeliest tokens whose probabilities add up to this; 1 draws from all.
+        top_k: Draw from this number of likeliest tokens; 0 draws from all.
+        min_p: Draw from the tokens with at least this share of the likeliest one's probability; 0 draws from
+            all.
+        stop: More texts that end a completion, each a single token, in addition to the ends that the chat
+            template and generation_config.json have.
+    """
+
+    num_generations: int = 8
+    iterations: int = 1
+    loss: str = "dapo"
+    ratio: str | None = None
+    beta: float = 0.0
+    kl: str = "k3"
+    kl_bias_correction: bool = True
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    scale_rewards: str = "group"
+    mask_truncated: bool = False
+    overlong_penalty: int | None = None
+    dynamic_sampling: int = 0
+    max_prompt_length: int = 512
+    max_completion_length: int = 512
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RewardLimits:
+    """The limits of the processes in which rewards run.
+
+    Attributes:
+        seconds: Time limit for a function to score all completions of a step.
+        memory_mebibytes: Memory limit of each function's process.
+    """
+
+    seconds: float = 60.0
+    memory_mebibytes: int = 2048
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """How completions are generated during training.
+
+    Attributes:
+        engine: What generates completions.
+        axes: Sizes of the mesh axes for generation on the same chips, as mesh.axes. A layout of its own keeps
+            the frozen weights a second time. null chooses tp, as large as the heads and the memory allow, if
+            fsdp splits the weights, and otherwise mesh.axes.
+        rows: Number of completions generated at once, over all devices; null generates all of a step.
+    """
+
+    engine: str = "mesh"
+    axes: Mapping[str, int] | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
 class Lora:
     """Low-rank adapters, which are trained instead of the whole model.
 
@@ -199,7 +287,8 @@ class Data:
         format: What a sample contains: chat has messages with role and content (or ShareGPT's conversations
             with from and value), and optionally tools; instruction has instruction, input and output;
             prompt_completion has prompt and completion; text has text; preference has prompt, chosen and
-            rejected, for dpo, cpo and orpo; unpaired_preference has prompt, completion and label, for kto.
+            rejected, for dpo, cpo and orpo; unpaired_preference has prompt, completion and label, for kto;
+            prompt has messages or prompt, and the columns that rewards read, for grpo.
         fields: Renames columns: maps the format's name of a column to its name in the source.
         transform: A Python function that turns a sample into a sample or None, as file.py:function, relative
             to the recipe's folder. The file is copied into the artifact.
@@ -212,7 +301,7 @@ class Data:
         special_tokens: How the texts of control tokens, such as <|im_end|>, are tokenized if they stand in
             the data. The control tokens that the chat template writes are always control tokens.
         max_length: Length of a row, by default at most the model's positions; overlong sets what to do with
-            longer samples.
+            longer samples. With grpo it is max_prompt_length + max_completion_length.
         overlong: What to do with a sample longer than max_length: leave it out, cut its end off, stop, or,
             for text, split it into samples.
         max_invalid_ratio: Largest share of a split's samples that may be malformed or without clear targets;
@@ -259,7 +348,9 @@ class Train:
     Attributes:
         objective: What the model learns: sft, to write the samples; dpo, cpo and orpo, to prefer the chosen
             answer to the rejected one (data.format: preference); kto, to prefer desirable answers to
-            undesirable ones (data.format: unpaired_preference).
+            undesirable ones (data.format: unpaired_preference); grpo, to write answers with high rewards
+            (data.format: prompt).
+        grpo: grpo: groups of completions, their lengths and sampling, and the loss.
         beta: dpo and kto: how close the model stays to the model before training; cpo: factor of the
             log-probabilities; orpo: weight of the odds ratio.
         loss_type: The loss, by TRL's and LLaMA-Factory's names. sft has nll, dft, eaft and asft; cpo has
@@ -289,7 +380,7 @@ class Train:
             from the run's beginning. The run needs a checkpoint of this step, and train.py --resume. null has
             one schedule.
         global_batch_size: Rows per optimizer step, over all devices. A row is one sample, or several with
-            packing.
+            packing; with grpo, one completion.
         micro_batch_size: Rows that one data-parallel device processes at once. Gradients are accumulated over
             global_batch_size / (micro_batch_size * dcn * fsdp * ep) micro-batches.
         loss_normalization: tokens: mean over all target tokens of the optimizer step; micro_batches: mean of
@@ -307,6 +398,7 @@ class Train:
     """
 
     objective: str = "sft"
+    grpo: Grpo | None = None
     beta: float = 0.1
     loss_type: str = "sigmoid"
     label_smoothing: float = 0.0

@@ -15,7 +15,7 @@ _OF_MESSAGES = ("role", "content", "weight")
 FIELDS = {
     format: (*required, *optional, *(() if format in ("instruction", "text") else _OF_MESSAGES))
     for format, (required, optional) in READS.items()
-}
+} | {"prompt": ("messages", "prompt", "tools", *_OF_MESSAGES)}
 """What `data.fields` can rename in each format: columns, and the keys of a message."""
 
 LOSS_ON = {
@@ -25,6 +25,7 @@ LOSS_ON = {
     "text": ("all",),
     "preference": ("completion",),
     "unpaired_preference": ("completion",),
+    "prompt": ("completion",),
 }
 """Which tokens can carry loss, by `data.format`.
 
@@ -33,7 +34,7 @@ everything after the prompt, where a prompt of messages ends in the template's g
 every token that another stands before.
 """
 
-ALONE = ("preference", "unpaired_preference")
+ALONE = ("preference", "unpaired_preference", "prompt")
 """Formats whose answers are judged as a whole: they are not mixed with other formats, and not packed."""
 
 

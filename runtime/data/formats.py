@@ -6,6 +6,7 @@ prompt_completion  prompt and completion, both text or both messages; optional t
 text               text
 preference         chosen and rejected, both text or both messages; optional prompt, system, tools
 unpaired_preference  prompt and completion as in prompt_completion, and label: whether that is desirable
+prompt             messages, or prompt as text or messages; optional tools; rewards read the other columns
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class ParsedSample:
             for plain text.
         completion_start: index of the first message of the completion: the output of an instruction, the
             first message of a conversational completion. None for chat rows.
-        prompt, completion: plain text, for prompt_completion; for text the completion alone. The completion
-            may be blank.
+        prompt, completion: plain text, for prompt_completion; for text the completion alone, for prompt the
+            prompt alone. The completion may be blank.
         tools: JSON schemas for the chat template, or None.
         liked: whether the completion is desirable, None if rows do not say.
         unread: the columns that are not read.
@@ -188,6 +189,22 @@ def parse_prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping
 def parse_unpaired_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
     """Parse a prompt and its completion with a label; see `parse_chat`."""
     return replace(prompted("unpaired_preference", origin, row, fields), liked=label_of(row, fields))
+
+
+def parse_prompt(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+    """Parse a prompt without a completion; see `parse_chat`. Rewards read its other columns."""
+    name = prompt_column(row, fields)
+    value = required(row, name)
+    if isinstance(value, str) and not value.lstrip().startswith("["):
+        return ParsedSample(origin, prompt=filled_text(row, {"prompt": name}, "prompt"))
+    messages = conversation(value, name, fields)
+    return ParsedSample(origin, messages, completion_start=len(messages), tools=tools_of(row, fields))
+
+
+def prompt_column(row: Mapping[str, Any], fields: Mapping[str, str]) -> str:
+    """Return the column of a prompt: "messages", or "prompt" in a row without them."""
+    messages, prompt = (fields.get(role, role) for role in ("messages", "prompt"))
+    return messages if row.get(messages) is not None else prompt
 
 
 def label_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> bool:
@@ -365,6 +382,7 @@ PARSERS: dict[str, Parser] = {
     "text": parse_text,
     "preference": parse_preference,
     "unpaired_preference": parse_unpaired_preference,
+    "prompt": parse_prompt,
 }
 
 

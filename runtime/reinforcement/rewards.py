@@ -53,12 +53,14 @@ class Reward:
         file: a Python file; None for a ready reward.
         column: the column that a ready reward compares with, or None.
         options: of a ready reward.
+        weight: the factor of its scores in a completion's reward.
     """
 
     function: str
     file: str | None = None
     column: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    weight: float = 1.0
 
     @property
     def name(self) -> str:

@@ -115,6 +115,12 @@ OBJECTIVES = {
         settings=("beta", "loss_type", "desirable_weight", "undesirable_weight"),
         mismatched=("kto",),
     ),
+    "grpo": Objective(
+        "group relative policy optimization (GRPO)",
+        "prompt",
+        losses={"policy": ()},
+        settings=("grpo",),
+    ),
 }
 
 QUIET = {"label_smoothing": 0.0, "z_loss": 0.0, "desirable_weight": 1.0, "undesirable_weight": 1.0}
@@ -136,7 +142,11 @@ def settings_of(train: Mapping[str, Any]) -> str:
     quiet = {**QUIET, "loss_type": next(iter(objective.losses))}
     read = objective.reads(loss_type)
     train = {**train, "loss_type": objective.loss(loss_type)}
-    values = {key: train[key] for key in read if train.get(key) not in (None, quiet.get(key))}
+    values: dict[str, Any] = {}
+    for key in read:
+        value = train.get(key)
+        values |= value if isinstance(value, Mapping) else {key: value}
+    values = {key: value for key, value in values.items() if value not in (None, [], quiet.get(key))}
     return "".join(
         f", {key} {value if isinstance(value, str) else format(value, 'g')}" for key, value in values.items()
     )

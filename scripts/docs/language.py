@@ -70,7 +70,8 @@ def _section(name: str, field: Schema, sections: Schema) -> str:
     for example in field.get("examples", ())[:1]:
         lines += ["", "```yaml", to_yaml({name: example}).rstrip("\n"), "```"]
     lines += [""]
-    return "\n".join([*lines, *_keys(target, sections, name, "")]).rstrip("\n") + "\n"
+    item = "[]" if field.get("type") == "array" else ""
+    return "\n".join([*lines, *_keys(_mapping(target), sections, f"{name}{item}", "")]).rstrip("\n") + "\n"
 
 
 def _keys(section: Schema, sections: Schema, path: str, above: str) -> Iterator[str]:

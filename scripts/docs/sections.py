@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from recipec.spec import language
-from recipec.spec.language import base, data, train
+from recipec.spec.language import base, data, reinforcement, train
 
 PATH = "runtime/sections.py"
 
@@ -26,6 +26,9 @@ SECTIONS: tuple[type[base.Section], ...] = (
     train.FakeQuantization,
     train.LocalCheckpoint,
     data.Source,
+    reinforcement.Grpo,
+    reinforcement.RewardLimits,
+    reinforcement.Rollout,
     language.Lora,
     language.Data,
     language.Train,

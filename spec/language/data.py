@@ -10,7 +10,9 @@ from pydantic_core import CoreSchema, PydanticKnownError
 from recipec.spec.core_schema import flow
 from recipec.spec.language.base import E0104, E0109, Section, distinct, fault, field
 
-Format = Literal["chat", "instruction", "prompt_completion", "text", "preference", "unpaired_preference"]
+Format = Literal[
+    "chat", "instruction", "prompt_completion", "text", "preference", "unpaired_preference", "prompt"
+]
 
 FORMATS = {
     "chat": "messages with role and content, or conversations with from and value; optionally tools.",
@@ -19,6 +21,8 @@ FORMATS = {
     "text": "text, all of which is learned.",
     "preference": "prompt, chosen and rejected, for dpo, cpo and orpo.",
     "unpaired_preference": "prompt, completion and label (whether it is desirable), for kto.",
+    "prompt": "messages, or prompt (messages, or a text that is tokenized without changes), and the columns "
+    "that rewards read, for grpo.",
 }
 
 Targets = Literal["assistant", "last_assistant", "completion", "all"]
@@ -184,7 +188,7 @@ def _loss_of_format(values: dict[str, Any]) -> str:
 
 
 def _packs(values: dict[str, Any]) -> bool:
-    return values.get("format") not in ("preference", "unpaired_preference")
+    return values.get("format") not in ("preference", "unpaired_preference", "prompt")
 
 
 class Data(Section):
@@ -213,7 +217,8 @@ class Data(Section):
         "What a sample contains: chat has messages with role and content (or ShareGPT's conversations with "
         "from and value), and optionally tools; instruction has instruction, input and output; "
         "prompt_completion has prompt and completion; text has text; preference has prompt, chosen and "
-        "rejected, for dpo, cpo and orpo; unpaired_preference has prompt, completion and label, for kto.",
+        "rejected, for dpo, cpo and orpo; unpaired_preference has prompt, completion and label, for kto; "
+        "prompt has messages or prompt, and the columns that rewards read, for grpo.",
         "chat",
         choices=FORMATS,
     )
@@ -268,7 +273,7 @@ class Data(Section):
     )
     max_length: int = field(
         "Length of a row, by default at most the model's positions; overlong sets what to do with longer "
-        "samples.",
+        "samples. With grpo it is max_prompt_length + max_completion_length.",
         4096,
         unit="tokens",
         ge=8,
@@ -291,7 +296,7 @@ class Data(Section):
     packing: bool = field(
         "Put several samples into one row, each attending only to itself; false puts one padded sample into "
         "each row.",
-        default_is="true, or false for preferences",
+        default_is="true, or false for preferences and prompts",
         default_factory=_packs,
         example=True,
     )

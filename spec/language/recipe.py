@@ -13,6 +13,7 @@ from recipec.spec.language.launch import Budget, Cost, Launch
 from recipec.spec.language.lora import Lora
 from recipec.spec.language.mesh import Mesh, Remat, Sharding, Xla
 from recipec.spec.language.model import Model
+from recipec.spec.language.reinforcement import Reward, RewardLimits, Rollout
 from recipec.spec.language.serve import Benchmark, Evaluate, Serve
 from recipec.spec.language.train import Cache, Checkpoint, Merge, Train, default_rate
 from recipec.spec.versions import E0108
@@ -76,6 +77,16 @@ class Recipe(Section):
     train: Train = section(
         "The run: its length, batches, optimizer and schedule.", Train, {"epochs": 1, "global_batch_size": 8}
     )
+    rewards: list[Reward] = field(
+        "What grpo rewards: a list of functions and ready rewards, whose weighted sum is a completion's "
+        "reward.",
+        [],
+        example=[{"function": "rewards.py:correct"}, {"length": {"maximum": 256}, "weight": 0.1}],
+    )
+    reward_limits: RewardLimits = section(
+        "Limits of the processes in which rewards run.", RewardLimits, {"seconds": 60}, compiled=False
+    )
+    rollout: Rollout = section("How grpo generates completions.", Rollout, {"axes": {"tp": 8}})
     checkpoint: Checkpoint = section(
         "Where and how often the training state is saved.",
         Checkpoint,
@@ -118,6 +129,18 @@ class Recipe(Section):
         optimizer = self.train.optimizer
         if "learning_rate" not in optimizer.model_fields_set:
             optimizer.__dict__["learning_rate"] = default_rate(self.lora is None, self.train.objective)
+        return self
+
+    @model_validator(mode="after")
+    def _length_of_completions(self) -> Recipe:
+        """Fill in the row's length of reinforcement learning, if no key gives one. It stays a default."""
+        grpo = self.train.grpo
+        if (
+            self.train.objective == "grpo"
+            and grpo is not None
+            and "max_length" not in self.data.model_fields_set
+        ):
+            self.data.__dict__["max_length"] = grpo.max_prompt_length + grpo.max_completion_length
         return self
 
     @property

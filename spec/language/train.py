@@ -9,6 +9,7 @@ from pydantic import AfterValidator
 
 from recipec.spec.codes import Code
 from recipec.spec.language.base import E0107, E0110, LARGEST, Problem, Section, distinct, field, section
+from recipec.spec.language.reinforcement import Grpo
 
 
 def _b2_of_optimizer(values: dict[str, Any]) -> float:
@@ -272,13 +273,17 @@ def _epochs(values: dict[str, Any]) -> int | None:
     return 1 if values.get("steps") is None else None
 
 
+def _grpo_of_objective(values: dict[str, Any]) -> Grpo | None:
+    return Grpo() if values.get("objective") == "grpo" else None
+
+
 class Train(Section):
     """The run: its length, batches, optimizer and schedule."""
 
-    objective: Literal["sft", "dpo", "cpo", "orpo", "kto"] = field(
+    objective: Literal["sft", "dpo", "cpo", "orpo", "kto", "grpo"] = field(
         "What the model learns: sft, to write the samples; dpo, cpo and orpo, to prefer the chosen answer to "
         "the rejected one (data.format: preference); kto, to prefer desirable answers to undesirable ones "
-        "(data.format: unpaired_preference).",
+        "(data.format: unpaired_preference); grpo, to write answers with high rewards (data.format: prompt).",
         "sft",
         choices={
             "sft": "Supervised: to write the samples.",
@@ -287,7 +292,15 @@ class Train(Section):
             "`cpo_alpha: 0` it is SimPO.",
             "orpo": "Odds ratio preference optimization, without a reference.",
             "kto": "Kahneman-Tversky optimization, with the model before training as the reference.",
+            "grpo": "Group relative policy optimization: reinforcement learning with `rewards` of the "
+            "model's own answers.",
         },
+    )
+    grpo: Grpo | None = field(
+        "grpo: groups of completions, their lengths and sampling, and the loss.",
+        default_is="the default of each key with objective grpo, or null",
+        default_factory=_grpo_of_objective,
+        example={"num_generations": 8, "max_completion_length": 512},
     )
     beta: float = field(
         "dpo and kto: how close the model stays to the model before training; cpo: factor of the "
@@ -455,7 +468,8 @@ class Train(Section):
         compiled=False,
     )
     global_batch_size: int = field(
-        "Rows per optimizer step, over all devices. A row is one sample, or several with packing.",
+        "Rows per optimizer step, over all devices. A row is one sample, or several with packing; with grpo, "
+        "one completion.",
         8,
         unit="rows",
         ge=1,

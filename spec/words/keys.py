@@ -5,9 +5,7 @@ from __future__ import annotations
 from recipec.spec.words.apart import apart, named
 
 _TEMPLATE = "the tokenizer's own template is taken; `data: {chat_template: template.jinja}` names another"
-_NO_REINFORCEMENT = (
-    "learning from rewards is not in this version: `train: {objective: sft}`, or dpo, cpo, orpo or kto"
-)
+_ROLLOUT = "the chips that train generate the completions too: `rollout: {engine: mesh}`"
 _BATCHES = (
     "global_batch_size holds the micro-batches of a step: `train: {global_batch_size: 8, "
     "micro_batch_size: 1}`"
@@ -67,6 +65,12 @@ KEYS: dict[str, str] = {
             "train.generations": "train.samples",
             "evaluate.num_generations": "evaluate.samples",
             "train.objective": "stage rl trainer_type",
+            "train.grpo.num_generations": "num_generations",
+            "train.grpo.iterations": "num_iterations train.grpo.num_iterations",
+            "train.grpo.loss": "train.grpo.loss_type",
+            "train.grpo.mask_truncated": "mask_truncated_completions train.grpo.mask_truncated_completions",
+            "train.grpo.kl_bias_correction": "use_bias_correction_kl train.grpo.use_bias_correction_kl",
+            "rewards": "reward_funcs reward_functions",
             "train.loss_type": "pref_loss dpo_loss_type",
             "train.eaft_top_k": "eaft_k",
             "train.beta": "rl_beta pref_beta dpo_beta orpo_alpha orpo_beta",
@@ -309,9 +313,12 @@ KEYS: dict[str, str] = {
             "the model "
             "without its adapters: `train: {objective: dpo, beta: 0.1}`",
             "max_prompt_length max_completion_length max_new_tokens": "`data: {max_length: 3072}` holds "
-            "prompt "
-            "and answer together",
-            "reward_model reward_funcs num_generations vllm_mode use_vllm": _NO_REINFORCEMENT,
+            "prompt and answer together; with objective grpo, `train: {grpo: {max_completion_length: 512}}`",
+            "reward_model": "a reward is a function or a ready one: `rewards: [{function: "
+            "rewards.py:correct}]`",
+            "reward_weights": "each reward has its weight: `rewards: [{function: rewards.py:correct, "
+            "weight: 0.5}]`",
+            "vllm_mode use_vllm": _ROLLOUT,
             "quantization": "`model: {quantization: nf4}` quantizes the base while training, `merge: "
             "{quantization: fp8}` what merge.py writes",
             "gpu_memory_utilization serve.dtype serve.swap_space serve.enforce_eager "

@@ -6,7 +6,7 @@ from recipec.spec.words.apart import apart
 
 _OPTIMIZERS = "this optimizer is not in this version: `name: adamw`"
 _SCHEDULES = "this schedule is not in this version: `name: cosine`"
-_NO_REINFORCEMENT = "learning from rewards is not in this version: `objective: sft`, or dpo, cpo, orpo or kto"
+_NO_REINFORCEMENT = "this way to learn from rewards is not in this version: `objective: grpo`"
 _NO_OTHER_PREFERENCES = (
     "it is not in this version; of pairs learn `objective: dpo`, cpo and orpo, and of single answers kto"
 )
@@ -29,7 +29,11 @@ VALUES: dict[str, dict[str, str]] = {
     path: apart(table)
     for path, table in {
         "train.objective": {
-            "grpo ppo rlhf rl rloo reinforce gspo dapo dr_grpo rft nash_md xpo online_dpo": _NO_REINFORCEMENT,
+            "ppo rlhf rl reinforce rft nash_md xpo online_dpo": _NO_REINFORCEMENT,
+            "rloo": "`objective: grpo`, with `train: {grpo: {loss: rloo}}`",
+            "gspo": "`objective: grpo`, with `train: {grpo: {loss: gspo}}`",
+            "dapo": "`objective: grpo`, with `train: {grpo: {loss: dapo}}`",
+            "dr_grpo": "`objective: grpo`, with `train: {grpo: {loss: dr_grpo}}`",
             "bco": _NO_OTHER_PREFERENCES,
             "apo_zero_unpaired": "`objective: kto`, with `train: {loss_type: apo_zero_unpaired}`",
             "simpo": "`objective: cpo`, with `train: {loss_type: simpo, cpo_alpha: 0.0}`",
@@ -91,6 +95,8 @@ VALUES: dict[str, dict[str, str]] = {
             ),
             "json jsonl csv parquet": "the name of a file tells its kind; format is what a sample holds: "
             "`format: chat`",
+            "grpo rl prompts prompt_only": "`format: prompt`: messages, or prompt, and the columns that "
+            "rewards read",
             "kto unpaired": "`format: unpaired_preference`: columns prompt, completion and label",
             "stepwise_supervised multimodal image vision audio": "it is not in this version: `format: chat`",
         },

@@ -161,10 +161,15 @@ BESIDE: dict[str, Any] = {
     "data.train": [{"path": "a.jsonl"}],
     "data.eval": [{"path": "b.jsonl"}],
     "cost.baseline": {"name": "a", "train_hours": 1.0, "train_usd_per_hour": 1.0, "serve_usd_per_hour": 1.0},
+    "rewards": [{}],
+    **{f"rewards.{kind}": {"column": "answer"} for kind in ("exact_match", "numeric_match", "code_tests")},
+    "rewards.length": {"maximum": 256},
 }
 """Other keys that sections and lists need next to the key of an example."""
 CLASHES = {"mesh.topology": "accelerator"}
 """Keys that cannot be given together with a key."""
+NEEDS = {"rewards.weight": {"function": "rewards.py:correct"}}
+"""Other keys that an item needs next to a key."""
 
 
 def placed(path: str, value: Any) -> dict[str, Any]:
@@ -179,6 +184,7 @@ def placed(path: str, value: Any) -> dict[str, Any]:
         node = node.setdefault(name, {})
         node = node[0] if isinstance(node, list) else node
     node[last] = value
+    node |= NEEDS.get(path, {})
     node.pop(CLASHES.get(path), None)
     return given
 

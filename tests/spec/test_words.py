@@ -80,7 +80,8 @@ def test_recipe_fragments_in_help_texts_are_valid() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "help"),
     [
-        ("train.objective", "grpo", "not in this version"),
+        ("train.objective", "ppo", "not in this version: `objective: grpo`"),
+        ("train.reward_funcs", "correct", "here it is `rewards: [{function: rewards.py:correct}"),
         ("train.optimizer.name", "lomo", "not in this version: `name: adamw`"),
         ("lora.targets", "all-linear", "remove the line: all seven projections are the default"),
         ("data.format", "alpaca", "`format: instruction`"),
