@@ -19,8 +19,8 @@ DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "tunix": "google-tunix", "google":
 """Packages whose import has another name than their distribution."""
 
 OPTIONAL = {"wandb", "mlflow", "jsonschema", "referencing", "jaxlib"}
-"""Packages of recipes that use them; a run without one says which. jaxlib comes with jax, in jax's version, and
-referencing with jsonschema."""
+"""Packages of recipes that use them; a run without one says which. jaxlib comes with jax, in jax's version,
+and referencing with jsonschema."""
 
 
 BACKENDS = {"torchax": {"train-cpu", "torchax"}, "trl": {"trl"}}
