@@ -78,6 +78,9 @@ WANDB = ("wandb",)
 MLFLOW = ("mlflow-skinny",)
 """Packages for logging to an MLflow server, in addition to those of any training script."""
 
+JSONSCHEMA = ("jsonschema", "referencing")
+"""Packages of the reward json_schema, in addition to those of train.py."""
+
 EVALUATE = ("lm-eval[api]", "transformers")
 """Packages that serve/eval.sh runs; transformers tokenizes for tasks that do not use chat."""
 
@@ -134,6 +137,7 @@ def pins() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
         "gcs": before["gcs"],
         "wandb": in_addition({name: pin for name, pin in versions.items() if name in shared}, WANDB),
         "mlflow": before["mlflow"],
+        "jsonschema": in_addition(versions, JSONSCHEMA),
         "serve": before["serve"],
         "eval": before["eval"],
     }

@@ -15,11 +15,13 @@ from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.references import (
     IMPORTABLE,
     escapes,
+    functions,
     inputs,
     is_inline,
     leads_out,
     names_nothing,
     outputs,
+    schemas,
 )
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import UNSHOWN, Diagnostic
@@ -109,10 +111,11 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
 
 def _copied(facts: Facts) -> list[tuple[str, str]]:
     """Return the files next to the recipe that its artifact copies, with the recipe paths that name them."""
-    data, prompts = facts.recipe.data, facts.recipe.evaluate.prompts
+    recipe, prompts = facts.recipe, facts.recipe.evaluate.prompts
     files = []
-    files += [(place, text) for place, text in data.templates.items() if not is_inline(text)]
-    files += [(place, transform.partition(":")[0]) for place, transform in data.transforms.items()]
+    files += [(place, text) for place, text in recipe.data.templates.items() if not is_inline(text)]
+    files += [(place, function.partition(":")[0]) for place, function in functions(recipe).items()]
+    files += [*schemas(recipe).items()]
     if prompts is not None:
         files.append(("evaluate.prompts", prompts))
     return files
@@ -256,10 +259,10 @@ def _shadowing(files: list[tuple[str, str]]) -> Iterator[Diagnostic]:
         if "://" in path or not parts:
             continue
         module = parts[0].partition(".")[0]
-        transform = where.endswith(".transform")
-        if not transform and path.lower().endswith(IMPORTABLE):
+        code = where.endswith((".transform", ".function"))
+        if not code and path.lower().endswith(IMPORTABLE):
             reason = "is a file that Python imports"
-        elif transform and module in IMPORTED:
+        elif code and module in IMPORTED:
             reason = f"is where Python looks for its module `{module}`"
         else:
             continue

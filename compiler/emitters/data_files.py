@@ -1,10 +1,11 @@
-"""The files next to a recipe that its artifact copies: chat template, transform, prompts to evaluate."""
+"""The files next to a recipe that its artifact copies: chat template, functions, schemas, prompts to
+evaluate."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recipec.compiler.lowering.references import is_inline
+from recipec.compiler.lowering.references import functions, is_inline, schemas
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -28,11 +29,13 @@ def template_files(program: Program) -> dict[str, str]:
 
 def data_files(program: Program) -> dict[str, bytes]:
     """Return the contents of the copied files by their path in the artifact."""
-    data, files = program.recipe.data, {}
+    files = {}
     for template, path in template_files(program).items():
         files[path] = template.encode() if is_inline(template) else _read(program, template)
-    for transform in data.transforms.values():
-        path = transform.partition(":")[0]
+    for function in functions(program.recipe).values():
+        path = function.partition(":")[0]
+        files[path] = _read(program, path)
+    for path in schemas(program.recipe).values():
         files[path] = _read(program, path)
     if program.recipe.evaluate.prompts is not None:
         files[program.recipe.evaluate.prompts] = _read(program, program.recipe.evaluate.prompts)

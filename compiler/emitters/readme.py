@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from recipec.compiler.emitters.probe import has_probe
 from recipec.compiler.emitters.server import serving_name
 from recipec.compiler.emitters.settings_text import kind
 from recipec.compiler.lowering import pins
-from recipec.compiler.lowering.references import asks_chats, inputs
+from recipec.compiler.lowering.references import asks_chats, inputs, schemas
 from recipec.compiler.pages import markdown
 from recipec.compiler.pages.numbers import file_size
 from recipec.compiler.render import code_span, render, shell_word
@@ -53,7 +53,9 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         notebook=program.notebook,
         full=program.lora is None,
         probe=has_probe(program),
-        transforms=list(dict.fromkeys(one.partition(":")[0] for one in recipe.data.transforms.values())),
+        transforms=_files(recipe.data.transforms.values()),
+        rewards=_files(reward.function for reward in recipe.rewards if reward.function),
+        schemas=list(dict.fromkeys(schemas(recipe).values())),
         model=recipe.model.id,
         revision=recipe.model.revision,
         accelerator=accelerator,
@@ -89,6 +91,11 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         **_serve_section(program, merged, serves_elsewhere),
         vllm=pins.sets()["serve"]["vllm-tpu"],
     )
+
+
+def _files(functions: Iterable[str]) -> list[str]:
+    """Return the files of functions FILE:NAME."""
+    return list(dict.fromkeys(function.partition(":")[0] for function in functions))
 
 
 def _flags(flags: Mapping[str, str]) -> str:

@@ -9,10 +9,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.emitters.data_files import template_files
-from recipec.compiler.lowering.runtime_settings import SETTINGS
+from recipec.compiler.lowering.runtime_settings import SETTINGS, plain
 from recipec.compiler.python_text import WIDTH, Call, Name, Value, assignment, string
 from recipec.runtime import sections
 from recipec.runtime import settings as runtime_settings
+from recipec.runtime.reinforcement import rewards
 from recipec.runtime.settings import ModelSettings, RunSettings, Source
 from recipec.runtime.training.objectives import OBJECTIVES
 
@@ -78,7 +79,39 @@ def constants(settings: RunSettings, program: Program) -> dict[str, Value]:
     values["DATA"] = _data(settings, program)
     values["TRAIN"] = _train(settings)
     values["CHECKPOINT"] = constructor(settings.checkpoint)
+    if program.recipe.train.objective == "grpo":
+        values |= _reinforcement(program)
     return values
+
+
+def _reinforcement(program: Program) -> dict[str, Value]:
+    """Return the constants of a run that learns from rewards."""
+    recipe = program.recipe
+    return {
+        "REWARDS": tuple(map(_reward, recipe.rewards)),
+        "REWARD_LIMITS": constructor(plain(recipe.reward_limits)),
+        "ROLLOUT": constructor(plain(recipe.rollout)),
+    }
+
+
+def _reward(reward: language.Reward) -> Call:
+    """Return `Reward(...)`: a function of the artifact, or a ready reward with its options."""
+    arguments: dict[str, Value] = {"*0": reward.kind}
+    if reward.function is not None:
+        path, _, arguments["*0"] = reward.function.partition(":")
+        arguments["file"] = Name(f"str(ARTIFACT / {string(path)})")
+    else:
+        section = getattr(reward, reward.kind)
+        options: dict[str, Value] = {key: value for key, value in section if key not in ("column", "file")}
+        if getattr(section, "file", None) is not None:
+            options["schema"] = Name(f'(ARTIFACT / {string(section.file)}).read_text(encoding="utf-8")')
+        if getattr(section, "column", None) is not None:
+            arguments["column"] = section.column
+        if options:
+            arguments["options"] = options
+    if reward.weight != 1.0:
+        arguments["weight"] = reward.weight
+    return Call("Reward", arguments)
 
 
 def _data(settings: RunSettings, program: Program) -> Call:
@@ -182,7 +215,8 @@ def imports(values: Mapping[str, Value]) -> list[str]:
     """Return the statements that import the classes of settings that constants call."""
     modules: dict[str, list[str]] = {}
     for name in sorted({name for value in values.values() for name in _called(value)}):
-        kind = getattr(runtime_settings, name, None) or getattr(sections, name, None)
+        places = (runtime_settings, sections, rewards)
+        kind = next((value for place in places if (value := getattr(place, name, None))), None)
         if kind is not None:  # LoraSettings stands in a module of its own
             modules.setdefault(kind.__module__.removeprefix("recipec."), []).append(name)
     return [_import(module, names) for module, names in sorted(modules.items())]

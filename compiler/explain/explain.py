@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler import catalog
 from recipec.compiler.catalog import LOCK
+from recipec.compiler.explain import reinforcement
 from recipec.compiler.explain.loss import additions, objective, rounding
 from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.run_length import held_out, run_length, warmup_steps
@@ -441,6 +442,8 @@ def _data(program: Program) -> list[str]:
             f"train_test_split chooses them with the seed {data.eval_seed}"
         )
     fill = "several samples in each" if data.packing else "one sample in each, padded"
+    if train.grpo is not None:
+        fill = "a prompt and its completion in each, padded"
     out.append(
         f"an optimizer step is {plural(train.global_batch_size, 'row')} of {data.max_length:,} tokens, {fill}"
     )
@@ -542,8 +545,13 @@ def _only(program: Program) -> list[str]:
     ]
 
 
-MEANS = {"": "target tokens", "preference": "pairs", "unpaired_preference": "answers"}
-"""What the loss is averaged over, by the format that an objective learns from."""
+MEANS = {
+    "": "mean over all target tokens",
+    "preference": "mean over all pairs",
+    "unpaired_preference": "mean over all answers",
+    "prompt": "weighted sum over all completion tokens",
+}
+"""How a step adds up its loss, by the format that an objective learns from."""
 
 
 def _batches(program: Program) -> list[str]:
@@ -555,7 +563,7 @@ def _batches(program: Program) -> list[str]:
         f"{plural(program.micro_batch_rows, 'row')} a micro-batch, {_micro_batches(program)} a step: "
         f"{plural(train.global_batch_size, 'row')}, {room:,} tokens of room",
         {
-            "tokens": f"the loss is the mean over all {MEANS[OBJECTIVES[train.objective].format]} of a step",
+            "tokens": f"the loss is the {MEANS[OBJECTIVES[train.objective].format]} of a step",
             "micro_batches": "the loss is the mean of the micro-batches' means",
         }[train.loss_normalization],
         *additions(train),
@@ -737,6 +745,8 @@ SUMMARIES: dict[str, Callable[[Program], list[str]]] = {
     "xla": _xla,
     "data": _data,
     "train": _train,
+    "rewards": reinforcement.rewards,
+    "rollout": reinforcement.rollout,
     "checkpoint": _checkpoint,
     "cache": _cache,
     "merge": _merge,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipec.compiler.explain.reinforcement import groups
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import run_length
 from recipec.compiler.lowering.sizes import BYTES
@@ -20,6 +21,8 @@ def objective(program: Program) -> list[str]:
     if kind.loss(train.loss_type) == NLL:
         return []
     out = [f"learned with {kind.title}{settings_of(train.model_dump())}"]
+    if train.grpo is not None:
+        out += groups(program)
     if recipe.lora is not None and keeps_copy(train, recipe.lora):
         whole = " and of the whole modules" if recipe.lora.modules_to_save else ""
         whole += " and of the embedding's rows" if recipe.lora.trainable_tokens else ""

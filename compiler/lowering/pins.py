@@ -56,7 +56,9 @@ def training(program: Program) -> Pins:
 
 def without_logging(program: Program) -> Pins:
     """Return that environment without the packages that send a run's metrics elsewhere."""
-    return _reaching(program, _pins(f"train-{program.accelerator.platform}"))
+    pins = _reaching(program, _pins(f"train-{program.accelerator.platform}"))
+    schemas = any(reward.json_schema is not None for reward in program.recipe.rewards)
+    return pins | _pins("jsonschema") if schemas else pins
 
 
 def torchax() -> Pins:

@@ -38,6 +38,22 @@ def asks_chats(recipe: Recipe) -> bool:
     return not recipe.data.formats <= set(TEXT_FORMATS)
 
 
+def functions(recipe: Recipe) -> dict[str, str]:
+    """Return the recipe's own Python functions, FILE:NAME, by the place that first names each."""
+    rewards = {f"rewards[{i}].function": reward.function for i, reward in enumerate(recipe.rewards)}
+    named = recipe.data.transforms
+    for place, function in rewards.items():
+        if function is not None and function not in named.values():
+            named[place] = function
+    return named
+
+
+def schemas(recipe: Recipe) -> dict[str, str]:
+    """Return the JSON Schema files of rewards by their places in the recipe."""
+    rewards = {f"rewards[{i}].json_schema.file": one.json_schema for i, one in enumerate(recipe.rewards)}
+    return {place: one.file for place, one in rewards.items() if one is not None and one.file is not None}
+
+
 def inputs(recipe: Recipe) -> dict[str, str]:
     """Return what a run reads, data and the adapter to start from, by their places in the recipe."""
     data, samples, lora = recipe.data, recipe.train.generations, recipe.lora

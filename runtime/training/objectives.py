@@ -7,8 +7,10 @@ micro-batches are in objective_losses.py, and for PyTorch in backends/trl/trl_ob
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from ..sections import Grpo
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,10 @@ QUIET = {"label_smoothing": 0.0, "z_loss": 0.0, "desirable_weight": 1.0, "undesi
 """Values of these keys that `settings_of` leaves out; it leaves out an objective's first loss too."""
 
 
+SHOWN = ("num_generations", "loss", "beta")
+"""Keys of train.grpo that `settings_of` states at their defaults too."""
+
+
 def keeps_copy(train: Any, lora: Any) -> bool:
     """Return whether a run keeps a copy of what it starts from, as the loss's reference. Without a copy,
     the reference is the base without its fresh adapters. A run from lora.start_from keeps one, as in TRL, and
@@ -146,6 +152,7 @@ def settings_of(train: Mapping[str, Any]) -> str:
     for key in read:
         value = train.get(key)
         values |= value if isinstance(value, Mapping) else {key: value}
+    quiet |= {key: value for key, value in asdict(Grpo()).items() if key not in SHOWN}
     values = {key: value for key, value in values.items() if value not in (None, [], quiet.get(key))}
     return "".join(
         f", {key} {value if isinstance(value, str) else format(value, 'g')}" for key, value in values.items()

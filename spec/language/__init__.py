@@ -12,6 +12,7 @@ from recipec.spec.language.lora import Lora
 from recipec.spec.language.mesh import Mesh, Remat, Sharding, ShardingRule
 from recipec.spec.language.model import Model
 from recipec.spec.language.recipe import Recipe
+from recipec.spec.language.reinforcement import Reward, RewardLimits, Rollout
 from recipec.spec.language.serve import Benchmark, Evaluate, Serve
 from recipec.spec.language.train import Cache, Checkpoint, Log, Merge, Optimizer, Schedule, Train
 from recipec.spec.versions import VERSION
@@ -33,6 +34,9 @@ __all__ = [
     "Optimizer",
     "Recipe",
     "Remat",
+    "Reward",
+    "RewardLimits",
+    "Rollout",
     "Schedule",
     "Section",
     "Serve",

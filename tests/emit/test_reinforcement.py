@@ -1,0 +1,80 @@
+"""Tests of what a recipe of reinforcement learning adds to its artifact."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+from emitting import files_of
+
+from recipec.runtime.reinforcement.loss_types import KL_ESTIMATORS, LOSS_TYPES, RATIOS
+from recipec.runtime.reinforcement.ready_rewards import READY_REWARDS
+from recipec.runtime.reinforcement.rewards import Reward
+from recipec.runtime.sections import RewardLimits, Rollout
+from recipec.spec.language import reinforcement
+
+RECIPE = """\
+recipe: 1
+name: sample
+model: {id: Qwen/Qwen3-8B}
+mesh: {accelerator: v6e-8, axes: {fsdp: 8}}
+lora: {rank: 16}
+data: {train: [data/prompts.jsonl], format: prompt}
+train: {objective: grpo, global_batch_size: 64, steps: 60}
+rewards:
+- {function: scores/rewards.py:correct}
+- {numeric_match: {column: answer}, weight: 0.5}
+- {json_schema: {file: answer.schema.json}}
+- {length: {maximum: 100}}
+"""
+
+
+def constants(text: str, artifact: Path) -> dict[str, Any]:
+    """Return the constants of train.py that are about rewards and rollouts."""
+    begin, end = text.index("REWARDS = "), text.index("LEARNING_RATE = ")
+    values = {"ARTIFACT": artifact, "Reward": Reward, "RewardLimits": RewardLimits, "Rollout": Rollout}
+    exec(text[begin:end], values)
+    return values
+
+
+def test_artifact_has_the_rewards_and_their_files(tmp_path: Path) -> None:
+    (tmp_path / "scores").mkdir()
+    (tmp_path / "scores" / "rewards.py").write_text("def correct(completions, **columns):\n    return []\n")
+    (tmp_path / "answer.schema.json").write_text('{"type": "object"}')
+    files = files_of(tmp_path, text=RECIPE)
+    for path in ("scores/rewards.py", "answer.schema.json"):
+        assert files[path] == (tmp_path / path).read_bytes()
+        assert path in json.loads(files["recipe.lock.json"])["files"]
+        assert f"`{path}`" in files["README.md"].decode()
+    values = constants(files["train.py"].decode(), tmp_path)
+    assert values["REWARDS"] == (
+        Reward("correct", file=str(tmp_path / "scores" / "rewards.py")),
+        Reward("numeric_match", column="answer", options={"tolerance": 1e-6}, weight=0.5),
+        Reward("json_schema", options={"schema": '{"type": "object"}'}),
+        Reward("length", options={"maximum": 100, "minimum": 0}),
+    )
+    assert values["REWARD_LIMITS"] == RewardLimits(seconds=60.0, memory_mebibytes=2048)
+    assert isinstance(values["ROLLOUT"], Rollout)
+    run = files["train.py"].decode().partition("        run(")[2]
+    assert all(f"{name.lower()}={name}," in run for name in ("REWARDS", "REWARD_LIMITS", "ROLLOUT"))
+    assert "\njsonschema==" in files["requirements-train.txt"].decode()
+
+
+def test_language_has_the_losses_and_rewards_of_the_runtime() -> None:
+    def choices(name: str) -> set[Any]:
+        annotation = reinforcement.Grpo.model_fields[name].annotation
+        parts = [part for part in get_args(annotation) if get_args(part)] or [annotation]
+        return {*get_args(parts[0])}
+
+    assert choices("loss") == {*LOSS_TYPES}
+    assert choices("ratio") == {*RATIOS}
+    assert choices("kl") == {*KL_ESTIMATORS}
+    assert {*reinforcement.KINDS} == {"function", *READY_REWARDS}
+    for name, ready in READY_REWARDS.items():
+        annotation = reinforcement.Reward.model_fields[name].annotation
+        (section,) = (part for part in get_args(annotation) if part is not type(None))
+        options = {"schema" if key == "file" else key for key in section.model_fields} - {"column"}
+        assert options == {*inspect.signature(ready.make).parameters}, name
+        assert ("column" in section.model_fields) == (ready.column is not False), name
