@@ -6,16 +6,16 @@ import sys
 
 from recipec.compiler.cli.arguments.trained import ChatArguments
 from recipec.compiler.terminal import on_ctrl_c
-from recipec.compiler.trained.chat import Options, Talk, converse
+from recipec.compiler.trained.chat import Talk, converse
+from recipec.compiler.trained.chat_engines import Options
 from recipec.spec.diagnostics import printable
 
 
 def chat(args: ChatArguments) -> None:
     """Run `recipe chat`."""
     on_ctrl_c(None)
-    talk = Talk(
-        args.folder, Options(args.base, args.template, args.system, args.max_tokens, args.temperature), _say
-    )
+    options = Options(args.base, args.template, args.system, args.max_tokens, args.temperature, args.engine)
+    talk = Talk(args.folder, options, _say)
     if args.prompt is None:
         converse(talk)
     else:

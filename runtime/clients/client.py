@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import importlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -65,7 +67,12 @@ class Client:
 
     Raises:
         UserError: the address or the key is malformed.
+
+    Attributes:
+        local: whether the model is in this process instead of a server.
     """
+
+    local = False
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = TIMEOUT) -> None:
         self._secure, self._host, self._port, self._prefix = _parts(url)
@@ -80,6 +87,11 @@ class Client:
                 f"export {KEY_VARIABLE} with the server's key",
             )
         self._key = key
+
+    @property
+    def about(self) -> str:
+        """Return what answers, in words."""
+        return self.url
 
     @property
     def has_key(self) -> bool:
@@ -257,6 +269,48 @@ class Client:
         return text.replace(self._key, "***") if self._key else text
 
 
+FOLDERS = "inference.folder_client"
+"""The module of the runtime that answers from a folder. It needs the packages that train; a server's clients
+need none, so it is imported only for a folder."""
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def is_folder(address: str) -> bool:
+    """Return whether an address names a folder of weights on this machine."""
+    return not re.match("https?://", address) and Path(address).is_dir()
+
+
+def serves_base(address: str) -> bool:
+    """Return whether the base may answer next to the fine-tuned model: not in a folder of merged weights."""
+    return not is_folder(address) or (Path(address) / ADAPTER_CONFIG).is_file()
+
+
+def connect(
+    address: str, timeout: float, key: str | None = None, name: str | None = None, base: str | None = None
+) -> Client:
+    """Return a client of a server's address, or one that answers from a folder of weights.
+
+    Args:
+        timeout, key: of a server, as for `Client`.
+        name, base: of a folder: the names that its model, and an adapter's base, answer to.
+
+    Raises:
+        UserError: the address is neither, or the folder's model cannot be loaded.
+    """
+    if not is_folder(address):
+        return Client(address, key, timeout)
+    try:
+        folders = importlib.import_module(f"..{FOLDERS}", __package__)
+    except ImportError as error:
+        raise UserError(
+            f"answering from a folder needs the packages that train: {error.name} cannot be imported",
+            "run this with the Python that trains, or give the address of a server",
+        ) from error
+    client: Client = folders.open_folder(Path(address), name, base)
+    return client
+
+
 def served_model(client: Client, wanted: str | None, flag: str) -> str:
     """Return the name of the served model to use in requests.
 
@@ -329,7 +383,9 @@ def _lacking(what: str, path: tuple[str | int, ...]) -> ServerError:
 
 def _parts(url: str) -> tuple[bool, str, int, str]:
     """Return whether TLS is used, the host, the port, and the path of an address without a final "/v1"."""
-    wrong = UserError(f"{plain(url)!r} is not the address of a server", "write it as http://HOST:PORT")
+    wrong = UserError(
+        f"{plain(url)!r} is not the address of a server", "write it as http://HOST:PORT, or name a folder"
+    )
     if not re.fullmatch(r"https?://[\x21-\x7e]+", url):
         raise wrong
     try:

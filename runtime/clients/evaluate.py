@@ -3,6 +3,9 @@
     python3 -m runtime.clients.evaluate --url http://127.0.0.1:8000 --name NAME --base NAME-base \
         --prompts prompts.jsonl --samples 5 --temperature 0.8 --results results/eval
 
+In place of a server's address, --url and --base-url take a folder of weights. The model is then loaded in
+this process, with the packages that train. lm-eval's tasks need a server.
+
 Each side has a folder in the results, base/ and tuned/, with all that it was asked; summary.json and
 summary.md hold both. Existing answers are not requested again, so an interrupted run continues.
 """
@@ -16,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UserError
-from .client import Client, positive, served_model, timeout_seconds
+from .client import Client, connect, is_folder, positive, served_model, serves_base, timeout_seconds
 from .evaluate_answers import (
     BASE,
     TITLES,
@@ -42,11 +45,11 @@ INTERRUPTED = 130
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="eval.sh", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("--url", required=True, help="the server's address")
+    add("--url", required=True, help="the server's address, or a folder of weights")
     add("--name", required=True, help="of the recipe")
     add("--model", help="the name that the fine-tuned model is served by; NAME by default")
     add("--base", help="the name that the base is served by, at --url or at --base-url")
-    add("--base-url", help="the address of the base's server, if it is another one")
+    add("--base-url", help="the address of the base's server, if it is another one, or the base's folder")
     add("--side", choices=("both", BASE, TUNED), help="which to ask now; the base too where it is known")
     add("--results", type=Path, required=True, help="folder of answers and summaries")
     add("--fresh", action="store_true", help="discard earlier results of the sides that are asked")
@@ -75,6 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     if args.prompts is None and not args.tasks:
         raise UserError("there is nothing to evaluate", "give --prompts FILE or --tasks TASK")
+    folders = [url for url in (args.url, args.base_url) if url and is_folder(url)]
+    if args.tasks and folders:
+        raise UserError(
+            f"lm-eval's tasks need a server, and {folders[0]} is a folder",
+            "end the command with --tasks, which leaves them out, or give the address of a server",
+        )
     prompts = read(args.prompts, chat=not args.text) if args.prompts else []
     program = find_program(args.lm_eval, args.requirements) if args.tasks else ""
     sides = _sides(args)
@@ -90,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _sides(args: argparse.Namespace) -> tuple[str, ...]:
     if args.side in (BASE, TUNED):
         return (args.side,)
-    if args.base is None and args.base_url is None:
+    if args.base_url is None and (args.base is None or not serves_base(args.url)):
         if args.side == "both":
             raise UserError(
                 "the address of the base's server is not known",
@@ -102,7 +111,10 @@ def _sides(args: argparse.Namespace) -> tuple[str, ...]:
 
 def _client(args: argparse.Namespace, side: str) -> Client:
     url = args.base_url if side == BASE and args.base_url else args.url
-    return Client(url, timeout=args.timeout)
+    if side == BASE and (args.base_url or not serves_base(url)):
+        return connect(url, args.timeout, name=args.base)
+    base = args.base if BASE in _sides(args) and not args.base_url else None
+    return connect(url, args.timeout, name=args.model or args.name, base=base)
 
 
 def _open(args: argparse.Namespace, name: str, prompts: Sequence[Prompt]) -> tuple[Side, Client]:

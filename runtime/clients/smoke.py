@@ -1,7 +1,9 @@
 """Check a new server as its clients use it: python3 -m runtime.clients.smoke --url URL --model NAME
 
-It prints a line for each check. Exit status: 0 all checks passed, 1 one failed, 2 wrong usage, 130 after
-Ctrl-C. The server's API key comes from VLLM_API_KEY, the key for --base-url from VLLM_BASE_API_KEY.
+In place of a server's address, a folder of weights can be given. The model is then loaded in this process,
+with the packages that train. It prints a line for each check. Exit status: 0 all checks passed, 1 one failed,
+2 wrong usage, 130 after Ctrl-C. The server's API key comes from VLLM_API_KEY, the key for --base-url from
+VLLM_BASE_API_KEY.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from ..errors import UserError, report
 from ..progress import duration
 from . import smoke_checks
 from .answers import ServedModel
-from .client import KEY_VARIABLE, NO_HOST, Client, ServerError, timeout_seconds
+from .client import KEY_VARIABLE, NO_HOST, Client, ServerError, connect, serves_base, timeout_seconds
 from .findings import Finding, Findings, Stopped
 from .output_files import write_whole
 
@@ -74,7 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _smoke(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
-    client = Client(arguments.url, timeout=arguments.timeout)
+    if not serves_base(arguments.url):
+        arguments.base = None
+    client = connect(arguments.url, arguments.timeout, name=arguments.model, base=arguments.base)
+    if client.local:
+        arguments.api_key = False
     if arguments.api_key and not client.has_key:
         raise UserError(
             "the recipe's server is open to other machines and requires a key",
@@ -159,7 +165,7 @@ def _difference(tuned: ServedModel, arguments: argparse.Namespace) -> Finding:
         return smoke_checks.differs(
             tuned, ServedModel(tuned.client, arguments.base), prompts, "adapter", CAUSES
         )
-    other = Client(arguments.base_url, os.environ.get(BASE_KEY_VARIABLE, ""), arguments.timeout)
+    other = connect(arguments.base_url, arguments.timeout, os.environ.get(BASE_KEY_VARIABLE, ""))
     try:
         base = ServedModel(other, smoke_checks.base_model(other))
     except ServerError as error:
@@ -205,10 +211,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog=f"The server's key comes from {KEY_VARIABLE}, that of --base-url from {BASE_KEY_VARIABLE}.",
     )
     add = parser.add_argument
-    add("--url", required=True, help="the server's address, http://HOST:PORT")
+    add("--url", required=True, help="the server's address, http://HOST:PORT, or a folder of weights")
     add("--model", required=True, metavar="NAME", help="the name that the fine-tuned model is served by")
     add("--base", metavar="NAME", help="the name that its base is served by at the same address")
-    add("--base-url", metavar="URL", help="a server of the base, to compare answers with")
+    add("--base-url", metavar="URL", help="a server or folder of the base, to compare answers with")
     add("--text", action="store_true", help="the model has no chat template: prompts are continued")
     add("--vllm", metavar="VERSION", help="the version of vLLM that the recipe's flags were checked against")
     add("--api-key", action="store_true", help=f"the server requires a key: {KEY_VARIABLE} must hold it")

@@ -67,6 +67,8 @@ def served(client: Client, name: str, base: str | None) -> Finding:
 
 def version(client: Client, checked: str | None) -> Finding:
     """Compare vLLM's version with the one that the recipe's flags were checked against."""
+    if client.local:
+        return Finding(f"no server: {client.about} answers", checked=False)
     running = client.version()
     if running is None:
         return Finding("the server does not report its version", checked=False)

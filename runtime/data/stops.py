@@ -47,6 +47,16 @@ def end_tokens(config: Mapping[str, Any]) -> list[int]:
     return [token for token in (tokens if isinstance(tokens, list) else [tokens]) if isinstance(token, int)]
 
 
+def ends_of(content: bytes | None, config: Mapping[str, Any]) -> list[int]:
+    """Return a checkpoint's end tokens, as transformers reads them.
+
+    Args:
+        content: generation_config.json, None if the checkpoint has none.
+        config: config.json.
+    """
+    return _known(content, config) or []
+
+
 def new_stops(content: bytes | None, config: Mapping[str, Any], ends: Iterable[int]) -> list[int]:
     """Return the tokens that end answers in training, and not yet in a checkpoint.
 

@@ -1,9 +1,11 @@
-"""Generate completions of prompts with a cache, in one program, from the arrays that a step trains.
+"""Generate completions of prompts with a cache, from the arrays that a step trains.
 
 One pass over the prompts fills the cache (prefill). A loop then computes one token of each row at a time,
-until all rows have ended. The layers are the decoder's own; cache.py holds what they keep. A row has P slots
-for its prompt, padded on either side, and then C slots for its completion. Rows differ in the positions of
-their slots. The loop takes as many passes as the longest completion has tokens.
+until all rows have ended. `jit_generate` makes one program of both. With `Stepwise` the loop stops after any
+number of tokens, and continues later, so that a caller reads tokens while the rest is generated. The layers
+are the decoder's own; cache.py holds what they keep. A row has P slots for its prompt, padded on either side,
+and then C slots for its completion. Rows differ in the positions of their slots. The loop takes as many
+passes as the longest completion has tokens.
 """
 
 from __future__ import annotations
@@ -37,12 +39,14 @@ class Generation:
         longest: the most tokens of a prompt with its completion; None for the slots of a row. Rotary
             embeddings of the kinds "dynamic" and "longrope" choose their frequencies by it: the same ones for
             all rows and tokens, so that no batch changes a completion.
+        likeliest: of so many of each step's likeliest tokens the log-probabilities are kept, see `Decoding`.
     """
 
     most: int
     ends: tuple[int, ...]
     sampling: Sampling = GREEDY
     longest: int | None = None
+    likeliest: int = 0
 
 
 class Completions(NamedTuple):
@@ -63,7 +67,8 @@ class Completions(NamedTuple):
 
 Prompts = Mapping[str, Any]
 """`tokens` int32[B, P]; `segment_ids` int32[B, P], 1 for a prompt's tokens, which are adjacent, and 0 for
-padding on either side; `salts` uint32[B], from `sampling.salts_of`. A row without tokens is not completed."""
+padding on either side; `salts` uint32[B], from `sampling.salts_of`. A row without tokens is not completed.
+`ends` int32[B, E], the tokens that end each row, -1 for none, in place of `Generation.ends`, is optional."""
 
 
 def right_padded(tokens: Any, lengths: Any, salts: Any = None) -> dict[str, np.ndarray]:
@@ -113,34 +118,53 @@ def generate(
     Raises:
         UserError: if prompts and completions are longer than the model computes exactly.
     """
-    longest = generation.longest or prompts["tokens"].shape[1] + generation.most
-    check_length(forward, longest)
-    generation = replace(generation, longest=longest)
-    stops = jnp.asarray(generation.ends, jnp.int32)
-    state, lengths, slots = _prefill(forward, model(), prompts, generation)
-    prompt_slots = slots.shape[1] - generation.most
-
-    def goes_on(state: _State) -> jax.Array:
-        return (state.count < generation.most) & ~state.ended.all()
-
-    def step(state: _State) -> _State:
-        place = lengths + state.count - 1
-        cache = Cache(slots, prompt_slots + state.count - 1, jnp.zeros_like(lengths), state.entries)
-        batch = Batch(
-            place[:, None],
-            jnp.ones_like(place)[:, None],
-            mask=(slots <= place[:, None])[:, None],
-            key_positions=slots,
-            cache=cache,
-            longest=generation.longest,
-        )
-        newest = jax.lax.dynamic_slice_in_dim(state.tokens, state.count - 1, 1, axis=1)
-        merged = model()
-        hidden = forward.computed(merged, newest, batch)
-        return _write(state, _logits(forward, merged, hidden), cache, prompts["salts"], stops, generation)
-
-    state = jax.lax.while_loop(goes_on, step, state)
+    generation = _resolved(forward, generation, prompts["tokens"].shape[1] + generation.most)
+    rows, state = _prefill(forward, model(), prompts, generation)
+    state = _continued(forward, model, rows, state, generation.most, generation)
     return Completions(state.tokens, state.lengths, state.logps, state.ended & (state.lengths > 0))
+
+
+class Stepwise:
+    """Generation that is read while it runs. Its methods are called within `with mesh:`.
+
+    Args:
+        forward, merge, generation: as for `jit_generate`.
+    """
+
+    def __init__(self, forward: Forward, merge: Callable[[Any, Any], Any], generation: Generation) -> None:
+        def model(trained: Any, base: Any) -> Any:
+            merged = merge(trained, base)
+            rematerialize(merged, "none")
+            return merged
+
+        def begin(trained: Any, base: Any, prompts: Prompts) -> tuple[Rows, Decoding]:
+            width = prompts["tokens"].shape[1]
+            resolved = _resolved(forward, generation, width + generation.most)
+            return _prefill(forward, model(trained, base), prompts, resolved)
+
+        def advance(trained: Any, base: Any, rows: Rows, state: Decoding, until: jax.Array) -> Decoding:
+            resolved = _resolved(forward, generation, rows.slots.shape[1])
+            return _continued(forward, lambda: model(trained, base), rows, state, until, resolved)
+
+        self._begin, self._advance = jax.jit(begin), advance
+        self._compiled: Any = None
+
+    def begin(self, trained: Any, base: Any, prompts: Prompts) -> tuple[Rows, Decoding]:
+        """Compute the prompts and the first token of each row.
+
+        Raises:
+            UserError: as `generate`.
+        """
+        began: tuple[Rows, Decoding] = self._begin(trained, base, prompts)
+        return began
+
+    def advance(self, trained: Any, base: Any, rows: Rows, state: Decoding, until: int) -> Decoding:
+        """Continue until rows that have not ended have `until` tokens. `state` is not usable afterwards."""
+        if self._compiled is None:  # a state keeps its layout, so that one program continues all
+            layout = jax.tree.map(lambda array: array.sharding, state)
+            self._compiled = jax.jit(self._advance, donate_argnums=3, out_shardings=layout)
+        further: Decoding = self._compiled(trained, base, rows, state, np.int32(until))
+        return further
 
 
 def check_length(forward: Forward, tokens: int) -> None:
@@ -154,13 +178,31 @@ def check_length(forward: Forward, tokens: int) -> None:
         )
 
 
-class _State(NamedTuple):
+class Rows(NamedTuple):
+    """What the loop reads, and does not change.
+
+    Attributes:
+        lengths: int32[B], tokens of the prompts.
+        slots: int32[B, S], the slots' positions.
+        salts: uint32[B].
+        ends: int32[B, E] or int32[E].
+    """
+
+    lengths: jax.Array
+    slots: jax.Array
+    salts: jax.Array
+    ends: jax.Array
+
+
+class Decoding(NamedTuple):
     """What the loop carries.
 
     Attributes:
         count: int32[], tokens that every row that has not ended has.
         entries: of the layers (cache.py).
         tokens, logps, lengths, ended: as in Completions; rows without a prompt have ended.
+        likeliest, likeliest_logps: int32 and float32[B, C, K], each step's `Generation.likeliest` likeliest
+            tokens, and their log-probabilities by the logits alone, without the sampling.
     """
 
     count: jax.Array
@@ -169,18 +211,56 @@ class _State(NamedTuple):
     logps: jax.Array
     lengths: jax.Array
     ended: jax.Array
+    likeliest: jax.Array
+    likeliest_logps: jax.Array
 
 
-def _prefill(
-    forward: Forward, model: Any, prompts: Prompts, generation: Generation
-) -> tuple[_State, jax.Array, jax.Array]:
-    """Compute the prompts, and each row's first token.
+def _continued(
+    forward: Forward,
+    model: Callable[[], Any],
+    rows: Rows,
+    state: Decoding,
+    until: jax.Array | int,
+    generation: Generation,
+) -> Decoding:
+    """Compute tokens until all rows have ended, or have `until` tokens."""
+    prompt_slots = rows.slots.shape[1] - generation.most
 
-    Returns:
-        The loop's state; the prompts' lengths, int32[B]; and the slots' positions, int32[B, S].
-    """
+    def goes_on(state: Decoding) -> jax.Array:
+        return (state.count < until) & ~state.ended.all()
+
+    def step(state: Decoding) -> Decoding:
+        place = rows.lengths + state.count - 1
+        first = prompt_slots + state.count - 1
+        cache = Cache(rows.slots, first, jnp.zeros_like(rows.lengths), state.entries)
+        batch = Batch(
+            place[:, None],
+            jnp.ones_like(place)[:, None],
+            mask=(rows.slots <= place[:, None])[:, None],
+            key_positions=rows.slots,
+            cache=cache,
+            longest=generation.longest,
+        )
+        newest = jax.lax.dynamic_slice_in_dim(state.tokens, state.count - 1, 1, axis=1)
+        merged = model()
+        hidden = forward.computed(merged, newest, batch)
+        return _write(state, _logits(forward, merged, hidden), cache, rows, generation)
+
+    further: Decoding = jax.lax.while_loop(goes_on, step, state)
+    return further
+
+
+def _resolved(forward: Forward, generation: Generation, slots: int) -> Generation:
+    """Return what is generated with `longest` set, for rows of so many slots."""
+    longest = generation.longest or slots
+    check_length(forward, longest)
+    return replace(generation, longest=longest)
+
+
+def _prefill(forward: Forward, model: Any, prompts: Prompts, generation: Generation) -> tuple[Rows, Decoding]:
+    """Compute the prompts, and each row's first token."""
     tokens, segment_ids = prompts["tokens"], prompts["segment_ids"]
-    (rows, width), real = tokens.shape, segment_ids > 0
+    (count, width), real = tokens.shape, segment_ids > 0
     lengths = real.sum(1, dtype=jnp.int32)
     last = jnp.where(real, jnp.arange(width, dtype=jnp.int32), -1).max(1)
     positions = jnp.maximum(jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1, 0)
@@ -195,17 +275,19 @@ def _prefill(
     if forward.dealt:
         hidden = collect(hidden, width)
     newest = jnp.take_along_axis(hidden, jnp.maximum(last, 0)[:, None, None], axis=1)
-    empty = _State(
+    empty = Decoding(
         count=jnp.int32(0),
         entries=[],
-        tokens=jnp.zeros((rows, generation.most), jnp.int32),
-        logps=jnp.zeros((rows, generation.most), jnp.float32),
-        lengths=jnp.zeros(rows, jnp.int32),
+        tokens=jnp.zeros((count, generation.most), jnp.int32),
+        logps=jnp.zeros((count, generation.most), jnp.float32),
+        lengths=jnp.zeros(count, jnp.int32),
         ended=lengths == 0,
+        likeliest=jnp.zeros((count, generation.most, generation.likeliest), jnp.int32),
+        likeliest_logps=jnp.zeros((count, generation.most, generation.likeliest), jnp.float32),
     )
-    stops = jnp.asarray(generation.ends, jnp.int32)
-    logits = _logits(forward, model, newest)
-    return _write(empty, logits, cache, prompts["salts"], stops, generation), lengths, slots
+    ends = jnp.asarray(prompts.get("ends", generation.ends), jnp.int32)
+    rows = Rows(lengths, slots, prompts["salts"], ends)
+    return rows, _write(empty, _logits(forward, model, newest), cache, rows, generation)
 
 
 def _logits(forward: Forward, model: Any, hidden: jax.Array) -> jax.Array:
@@ -214,27 +296,26 @@ def _logits(forward: Forward, model: Any, hidden: jax.Array) -> jax.Array:
     return head.logits(hidden, *head.placed(head.arrays))[:, 0]
 
 
-def _write(
-    state: _State,
-    logits: jax.Array,
-    cache: Cache,
-    salts: jax.Array,
-    stops: jax.Array,
-    generation: Generation,
-) -> _State:
+def _write(state: Decoding, logits: jax.Array, cache: Cache, rows: Rows, generation: Generation) -> Decoding:
     """Choose each row's next token, and write it into the rows that have not ended."""
-    new, logps = choose(logits, generation.sampling, salts, state.count)
-    ended = state.ended
+    new, logps = choose(logits, generation.sampling, rows.salts, state.count)
+    ended, likeliest, likeliest_logps = state.ended, state.likeliest, state.likeliest_logps
 
     def written(kept: jax.Array, value: jax.Array) -> jax.Array:
-        value = jnp.where(ended, 0, value)[:, None]
+        value = jnp.where(ended.reshape(-1, *[1] * (value.ndim - 1)), 0, value)[:, None]
         return jax.lax.dynamic_update_slice_in_dim(kept, value, state.count, axis=1)
 
-    return _State(
+    if generation.likeliest:
+        largest, numbers = jax.lax.top_k(logits, generation.likeliest)
+        likeliest = written(likeliest, numbers.astype(jnp.int32))
+        likeliest_logps = written(likeliest_logps, largest - jax.nn.logsumexp(logits, -1, keepdims=True))
+    return Decoding(
         count=state.count + 1,
         entries=cache.kept,
         tokens=written(state.tokens, new),
         logps=written(state.logps, logps),
         lengths=state.lengths + ~ended,
-        ended=ended | (new[:, None] == stops).any(1),
+        ended=ended | (new[:, None] == rows.ends).any(1),
+        likeliest=likeliest,
+        likeliest_logps=likeliest_logps,
     )

@@ -212,6 +212,19 @@ def build(
     return built
 
 
+def replace_adapters(built: Built, arrays: Mapping[str, np.ndarray], mesh: Mesh) -> None:
+    """Replace the trained values of a model with adapters.
+
+    Args:
+        arrays: by path, of lora.dtype.
+    """
+    specs = {path: spec for adapter in built.adapters for path, _, spec in adapter.arrays}
+    specs |= {parameter.path: parameter.spec for parameter in built.whole}
+    variables = variables_of(built.model)
+    for path, array in arrays.items():
+        variables[path].set_raw_value(put(array, specs[path], mesh))
+
+
 def variables_of(model: nnx.Module) -> dict[str, nnx.Variable]:
     """Return the model's variables by dotted path."""
     return {

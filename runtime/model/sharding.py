@@ -81,6 +81,17 @@ def start_mesh(settings: MeshSettings, processes: int = 1) -> Mesh:
     return arrange(settings.axes, devices)
 
 
+def tpu_devices() -> int:
+    """Return the number of TPU devices of this machine that JAX may use; 0 for none."""
+    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+    if (platforms and "tpu" not in platforms) or not any(glob.glob(pattern) for pattern in CHIPS):
+        return 0
+    try:
+        return len(jax.devices("tpu"))
+    except RuntimeError:
+        return 0
+
+
 @contextmanager
 def _without_complaint() -> Iterator[None]:
     """Drop what libtpu writes to stderr on a machine without a TPU. The error that follows says so in one

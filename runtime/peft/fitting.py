@@ -51,6 +51,32 @@ def fitting(adapter: PeftAdapter, base: Known, settings: LoraSettings) -> PeftAd
     return adapter
 
 
+def settings_of(adapter: PeftAdapter, base: Known) -> LoraSettings:
+    """Return the `lora` section of a recipe that trains an adapter, in float32.
+
+    Raises:
+        UserError: when the base has no such projections.
+    """
+    if has_parameters(base):
+        adapter = unwrapped(adapter, base)
+    adapter = _without_copies(adapter, base)
+    _check_known(adapter, base)
+    config, (ranks, alphas) = adapter.config, _scales(adapter, base)
+    called = {target.name: target.words[0] for target in base.family.expert_targets(base.architecture)}
+    whole = (name for name in adapter.whole if not name.endswith(ROWS))
+    return LoraSettings(
+        rank=config.rank,
+        alpha=config.alpha,
+        rslora=config.rslora,
+        rank_pattern={re.escape(name): rank for name, rank in ranks.items() if rank != config.rank},
+        alpha_pattern={re.escape(name): alpha for name, alpha in alphas.items() if alpha != config.alpha},
+        targets=tuple(sorted({called.get(name, name) for name in adapter.tensors})),
+        modules_to_save=tuple(sorted(name.removesuffix(".weight") for name in whole)),
+        trainable_tokens=config.tokens,
+        kind="dora" if config.dora else "lora",
+    )
+
+
 def _check_known(adapter: PeftAdapter, base: Known) -> None:
     """Check that the adapter's modules are projections of the base; otherwise raise UserError."""
     layers = base.architecture.num_layers

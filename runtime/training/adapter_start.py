@@ -25,7 +25,7 @@ from ..errors import UserError
 from ..merging.arithmetic import host
 from ..model.adapters import build_adapters
 from ..model.initial import Start
-from ..model.loading import Built, put, read_shards, variables_of
+from ..model.loading import Built, read_shards, replace_adapters
 from ..model.partition_rules import resolved
 from ..model.quantize import Layout, dequantize, layouts, quantize
 from ..peft.adapter import PeftAdapter, located, open_adapter
@@ -131,7 +131,7 @@ def start_from(session: Session, built: Built, settings: RunSettings) -> None:
         "starts from another adapter than process 0",
         "put the same files on every host, or at an address that all of them read",
     )
-    _replace(built, arrays, session.mesh)
+    replace_adapters(built, arrays, session.mesh)
     if not session.hosts.first or resumed:
         return
     for note in notes(adapter, session.base, lora, (settings.model.id, settings.model.revision)):
@@ -157,16 +157,3 @@ def _changed(adapter: PeftAdapter, known: Mapping[str, Any]) -> bool:
 def _tell(adapter: PeftAdapter, known: Mapping[str, Any]) -> None:
     if known and _changed(adapter, known):
         print(f"note: {adapter.files.name} has changed since the run began", file=sys.stderr)
-
-
-def _replace(built: Built, arrays: Mapping[str, np.ndarray], mesh: Mesh) -> None:
-    """Replace the trained values of a model with adapters.
-
-    Args:
-        arrays: by path, of lora.dtype.
-    """
-    specs = {path: spec for adapter in built.adapters for path, _, spec in adapter.arrays}
-    specs |= {parameter.path: parameter.spec for parameter in built.whole}
-    variables = variables_of(built.model)
-    for path, array in arrays.items():
-        variables[path].set_raw_value(put(array, specs[path], mesh))

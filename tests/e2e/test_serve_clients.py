@@ -25,7 +25,7 @@ from recipec.compiler.emitters.emit import emit
 from recipec.compiler.emitters.server import emit_evaluate
 from recipec.compiler.lower import lower
 from recipec.compiler.pages.text import write
-from recipec.runtime.clients import smoke
+from recipec.runtime.clients import evaluate, smoke
 from recipec.runtime.clients.client import KEY_VARIABLE, Client, ServerError
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from recipec.spec.diagnostics import render_text
@@ -78,11 +78,13 @@ class Served:
 
     Attributes:
         base, merged: the folders that "tuned-base" and "tuned" answer as.
+        adapter: the folder of "tuned".
     """
 
     url: str
     base: Path
     merged: Path
+    adapter: Path
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +101,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         )
     options = ("--served-model-name", "tuned-base", "--api-key", KEY)
     with vllm_cpu.serve(folder / "base", "clients", *options, adapters=adapters) as server:
-        yield Served(server.url, folder / "base", merged["tuned"])
+        yield Served(server.url, folder / "base", merged["tuned"], adapters["tuned"])
 
 
 @pytest.fixture(autouse=True)
@@ -201,6 +203,36 @@ def test_eval_sh_evaluates_base_and_adapter_on_real_vllm(
     again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0 and again.stdout == done.stdout
     assert "50 of 50 answers are from an earlier run" in again.stderr
+
+
+def test_folders_give_the_servers_answers(served: Served, figures: dict[str, Any], tmp_path: Path) -> None:
+    """Run smoke and the evaluation on the server, on the adapter's folder and on the merged weights."""
+    rows = [{"prompt": f"Say the word number {i}, please.", "expected": "e"} for i in range(6)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answers, smokes = {}, {}
+    for name, url in (("server", served.url), ("adapter", served.adapter), ("merged", served.merged)):
+        base = ["--base", "tuned-base"] + ["--base-url", str(served.base)] * (name == "merged")
+        words = ["--url", str(url), "--name", "tuned", *base, "--max-tokens", "24"]
+        words += ["--prompts", str(tmp_path / "prompts.jsonl"), "--results", str(tmp_path / name)]
+        started = time.monotonic()
+        assert evaluate.main(words) == 0
+        figures[f"evaluate on {name}: seconds"] = round(time.monotonic() - started, 1)
+        for side in ("base", "tuned"):
+            lines = (tmp_path / name / side / "answers.jsonl").read_text().splitlines()
+            answers[name, side] = sorted(lines)
+        report = tmp_path / f"{name}.json"
+        words = ["--url", str(url), "--model", "tuned", *base, "--must-differ", "Who are you?"]
+        assert smoke.main([*words, "--json", str(report)]) == 0
+        record = json.loads(report.read_text())
+        compared = next(check for check in record["checks"] if check["name"] == "differs from base")
+        smokes[name] = compared["figures"]["prompts"]
+    for name in ("adapter", "merged"):
+        assert [answers[name, side] for side in ("base", "tuned")] == [
+            answers["server", side] for side in ("base", "tuned")
+        ]
+        for here, there in zip(smokes[name], smokes["server"], strict=True):
+            assert (here["answer"], here["base_answer"]) == (there["answer"], there["base_answer"])
+            assert here["logprob_distance"] == pytest.approx(there["logprob_distance"], abs=1e-3)
 
 
 def task_folder(folder: Path) -> Path:

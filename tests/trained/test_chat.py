@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.trained.chat import Options, Talk
+from recipec.compiler.trained.chat import Talk, converse
+from recipec.compiler.trained.chat_engines import Options
 from recipec.spec.diagnostics import printable
 
 GREEDY = ("--temperature", "0", "--max-tokens", "12")
@@ -61,6 +62,80 @@ def test_greedy_answers_match_transformers(model: Path) -> None:
     (alone,) = expected(model, ["And why?"])
     assert alone != second
     assert talked(str(model), *GREEDY, typed=typed) == f"{first}\n{second}\n{alone}\n"
+
+
+@pytest.mark.parametrize("engine", ["jax", "transformers"])
+def test_chat_says_which_engine_answers_and_all_answer_alike(model: Path, engine: str) -> None:
+    words = ["chat", str(model), *GREEDY, "--engine", engine]
+    done = CliRunner().invoke(app, words, input="Where is it?\nAnd why?\n")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert done.stdout == "".join(f"{text}\n" for text in expected(model, ["Where is it?", "And why?"]))
+    assert (
+        done.stderr
+        == {"jax": "JAX on cpu answers\n", "transformers": "transformers on cpu answers\n"}[engine]
+    )
+
+
+def test_interrupted_answer_is_discarded_and_the_chat_continues(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Press Ctrl-C after the first tokens of the second answer."""
+    said, answers = list[str](), 0
+
+    def say(text: str) -> None:
+        said.append(text)
+        if answers == 2 and text.strip():
+            raise KeyboardInterrupt
+
+    talk = Talk(model, Options(max_tokens=12, temperature=0, engine="jax"), say)
+    answer = talk.answer
+
+    def counted(text: str) -> str:
+        nonlocal answers
+        answers += 1
+        return answer(text)
+
+    monkeypatch.setattr(talk, "answer", counted)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    lines = iter(["Where is it?", "Tell me more.", "And why?"])
+    monkeypatch.setattr("recipec.compiler.trained.chat._lines", lambda prompt: lines)
+    converse(talk)
+    assert "the answer was stopped and discarded" in capsys.readouterr().err
+    first, second = expected(model, ["Where is it?", "And why?"])
+    assert [message["content"] for message in talk.messages[::2]] == ["Where is it?", "And why?"]
+    assert [printable(message["content"]) for message in talk.messages[1::2]] == [first, second]
+
+
+@pytest.mark.parametrize("engine", ["jax", "transformers"])
+def test_conversation_that_is_too_long_is_refused_in_one_sentence(
+    model: Path, tmp_path: Path, engine: str
+) -> None:
+    """Answer up to the last position, and refuse the next turn."""
+    short = Path(shutil.copytree(model, tmp_path / "short"))
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 40}))
+    (short / "generation_config.json").write_text(json.dumps({"eos_token_id": 511}))
+    talk = Talk(short, Options(temperature=0, engine=engine), lambda text: None)
+    talk.answer("Where is it?")
+    kept = list(talk.messages)
+    with pytest.raises(ArtifactError, match=r"has \d+ tokens, and the model has 40 positions") as raised:
+        talk.answer("And why? " * 20)
+    assert raised.value.help == "/reset begins a new conversation" and talk.messages == kept
+
+
+def test_model_that_jax_cannot_answer_as_transformers_does_chats_with_transformers(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    penalized = Path(shutil.copytree(model, tmp_path / "penalized"))
+    (penalized / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.5}))
+    reason = "generation_config.json sets repetition_penalty, which JAX's decoder does not have"
+    with pytest.raises(ArtifactError, match=reason) as raised:
+        Talk(penalized, Options(engine="jax"), print)
+    assert raised.value.help == "--engine transformers"
+    Talk(penalized, Options(), print)
+    assert capsys.readouterr().err.endswith(
+        f"note: transformers answers: {reason}\ntransformers on cpu answers\n"
+    )
 
 
 def test_adapter_chat_uses_recorded_base_or_base_option(model: Path, adapter: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ Method = Literal["linear", "ties", "dare_linear", "dare_ties"]
 
 @dataclass(frozen=True)
 class ChatArguments:
-    """Chat with a trained model on this machine, using transformers.
+    """Chat with a trained model on this machine.
 
     Each line from the terminal or a pipe is a turn. /reset starts a new chat; /exit or Ctrl-D ends.
     """
@@ -54,6 +54,14 @@ class ChatArguments:
         Path | None,
         typer.Option("--chat-template", metavar="FILE", help="A chat template, instead of the model's."),
     ] = None
+    engine: Annotated[
+        Literal["auto", "jax", "transformers"],
+        typer.Option(
+            "--engine",
+            help="What computes: JAX on a TPU or the CPU, with the packages that train, or transformers; "
+            "auto takes JAX where it can.",
+        ),
+    ] = "auto"
 
 
 @dataclass(frozen=True)

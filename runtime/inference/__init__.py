@@ -1,0 +1,1 @@
+"""Generate text in this process from a folder of trained weights."""
