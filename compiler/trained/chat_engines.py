@@ -16,6 +16,7 @@ from recipec.compiler.packages import PACKAGES, install, missing_packages, requi
 from recipec.compiler.pages.numbers import gb_number
 from recipec.compiler.terminal import note
 from recipec.compiler.trained.model_folder import Trained
+from recipec.runtime.compilation_cache import keep_compiled
 from recipec.runtime.data.stops import GENERATION
 from recipec.runtime.errors import UserError, first_line
 from recipec.runtime.process_memory import available_memory
@@ -104,7 +105,6 @@ class JaxEngine:
     """
 
     def __init__(self, trained: Trained, options: Options) -> None:
-        from recipec.runtime.compilation_cache import keep_compiled
         from recipec.runtime.inference.loaded_model import load_model, sampling_of
         from recipec.runtime.inference.text_generator import TextGenerator
 

@@ -277,8 +277,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 def is_folder(address: str) -> bool:
-    """Return whether an address names a folder of weights on this machine."""
-    return not re.match("https?://", address) and Path(address).is_dir()
+    """Return whether an address names a folder on this machine."""
+    return "://" not in address and Path(address).is_dir()
 
 
 def serves_base(address: str) -> bool:
@@ -299,6 +299,11 @@ def connect(
         UserError: the address is neither, or the folder's model cannot be loaded.
     """
     if not is_folder(address):
+        if "://" not in address:
+            raise UserError(
+                f"{plain(address)!r} is neither the address of a server nor a folder",
+                "write the address as http://HOST:PORT, or name a folder of weights",
+            )
         return Client(address, key, timeout)
     try:
         folders = importlib.import_module(f"..{FOLDERS}", __package__)
@@ -383,9 +388,7 @@ def _lacking(what: str, path: tuple[str | int, ...]) -> ServerError:
 
 def _parts(url: str) -> tuple[bool, str, int, str]:
     """Return whether TLS is used, the host, the port, and the path of an address without a final "/v1"."""
-    wrong = UserError(
-        f"{plain(url)!r} is not the address of a server", "write it as http://HOST:PORT, or name a folder"
-    )
+    wrong = UserError(f"{plain(url)!r} is not the address of a server", "write it as http://HOST:PORT")
     if not re.fullmatch(r"https?://[\x21-\x7e]+", url):
         raise wrong
     try:

@@ -185,7 +185,7 @@ def test_folder_that_is_no_model_and_missing_packages_give_one_sentence(tmp_path
     (tmp_path / "merge.partial.json").write_text("{}")
     with pytest.raises(UserError, match="a merge that did not finish"):
         connect(str(tmp_path), 1.0)
-    with pytest.raises(UserError, match="is not the address of a server"):
+    with pytest.raises(UserError, match="is neither the address of a server nor a folder"):
         connect(str(tmp_path / "gone"), 1.0)
     program = (
         "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
