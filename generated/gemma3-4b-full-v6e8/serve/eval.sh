@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Evaluates the fine-tuned model on the running server, into results/eval/ of this artifact.
 # An interrupted run continues where it stopped. Usage: eval.sh [--url URL] [--results DIR] [--fresh] [--help]
+# Each URL may be a folder of weights: then no server is needed, and python3 is the one that trains.
 # The base, on another server: --base-url URL; or at another time: eval.sh --side base --url URL
 # lm_eval comes from a separate environment (requirements-eval.txt), on the path or by --lm-eval.
 # The server's key, if it needs one, is read from VLLM_API_KEY.

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks the running server with its clients' requests: a line for each check, exit status 1 if one fails.
 # Usage: smoke.sh [--url URL] [--wait MINUTES] [--base-url URL] [--json FILE]
+# Each URL may be a folder of weights: then no server is needed, and python3 is the one that trains.
 set -euo pipefail
 
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
