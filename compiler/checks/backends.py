@@ -365,9 +365,21 @@ E0971 = Code(
 )
 
 
+E0962 = Code(
+    "E0962",
+    "reinforcement learning with another backend",
+    cause="Only train.py generates completions and learns from their rewards. train_trl.py and "
+    "train_torchax.py read answers from the data.",
+    cure="Build without that `--backend`.",
+)
+
+
 def _of_both(program: Program, backend: str) -> Iterator[Diagnostic]:
     """Yield what neither backend can do."""
     recipe, lora, refuse = program.recipe, program.lora, partial(_refusal, backend)
+    if recipe.train.objective == "grpo":
+        reason = " learns from no rewards of the model's own completions"
+        yield refuse(E0962, reason, "train.objective", "objective: sft")
     if lora is not None and lora.modules_to_save:
         reason = " trains only adapters, and no other modules"
         yield refuse(E0943, reason, "lora.modules_to_save", "modules_to_save: []")

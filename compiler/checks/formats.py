@@ -34,6 +34,7 @@ LEARNED_FROM = {
     "": "samples to write",
     "preference": "pairs of answers",
     "unpaired_preference": "answers that are desirable or not",
+    "prompt": "prompts",
 }
 """What the objectives of a format learn from."""
 
@@ -92,8 +93,8 @@ def _rows(rows: Rows) -> Iterator[Diagnostic]:
     if source_format != whole and {source_format, whole} & {*ALONE}:
         yield Diagnostic(
             E0450,
-            f"the samples of this source are {source_format}, and data.format is {whole}: preferences cannot "
-            "be mixed with other samples",
+            f"the samples of this source are {source_format}, and data.format is {whole}: "
+            f"{_kind(source_format, whole)} cannot be mixed with other samples",
             join((*rows.place, "format")),
             "remove the line, or train on the two kinds one after the other, in two recipes",
         )
@@ -101,6 +102,10 @@ def _rows(rows: Rows) -> Iterator[Diagnostic]:
     yield from _loss_on(rows)
     yield from _fields(rows)
     yield from _overlong(rows)
+
+
+def _kind(*formats: str) -> str:
+    return "prompts" if "prompt" in formats else "preferences"
 
 
 E0464 = Code(
@@ -134,14 +139,14 @@ def _overlong(rows: Rows) -> Iterator[Diagnostic]:
 E0414 = Code(
     "E0414",
     "objective does not fit the format",
-    cause="dpo, cpo and orpo train on preferences, and kto on unpaired_preference. sft trains on "
-    "every other format.",
+    cause="dpo, cpo and orpo train on preferences, kto on unpaired_preference, and grpo on prompt. sft "
+    "trains on every other format.",
     cure="Change one of the two.",
 )
 
 E0419 = Code(
     "E0419",
-    "packed preferences",
+    "packed preferences or prompts",
     cause="An answer that is rated, alone or against another, has its own row.",
     cure="Write `packing: false`.",
 )
@@ -152,7 +157,9 @@ def _objective(facts: Facts) -> Iterator[Diagnostic]:
     wants = OBJECTIVES[objective].format
     if wants != (data.format if data.format in ALONE else ""):
         wanted = wants or "chat"
-        learned = {"preference": "dpo", "unpaired_preference": "kto"}.get(data.format, "sft")
+        learned = {"preference": "dpo", "unpaired_preference": "kto", "prompt": "grpo"}.get(
+            data.format, "sft"
+        )
         what = LEARNED_FROM[wants]
         place = facts.first_given("train.objective", "data.format")
         ways = (
@@ -169,7 +176,7 @@ def _objective(facts: Facts) -> Iterator[Diagnostic]:
     if data.format in ALONE and data.packing:
         yield Diagnostic(
             E0419,
-            "preferences cannot be packed: each answer that is rated has its own row",
+            f"{_kind(data.format)} cannot be packed: each answer that is rated has its own row",
             "data.packing",
             "packing: false",
         )
@@ -211,7 +218,7 @@ E0413 = Code(
 def _fields(rows: Rows) -> Iterator[Diagnostic]:
     data, place = rows.data, rows.at("fields")
     known = FIELDS[data.format]
-    for name in data.fields:
+    for name in data.fields if data.format != "prompt" else ():  # rewards may read any column
         if name in known:
             continue
         close = words.slip(name, known)
@@ -315,27 +322,9 @@ E0416 = Code(
 
 def _transform(facts: Facts, place: str, transform: str) -> Iterator[Diagnostic]:
     path, _, name = transform.partition(":")
-    if escapes(path) or leads_out(facts.folder, path):
-        return
-    try:
-        file = facts.folder / path
-        if file.exists() and not file.is_file():  # opening a pipe would block
-            raise ValueError("it is not a regular file")
-        if file.stat().st_size > LARGEST_TRANSFORM:
-            raise ValueError(f"it has more than {LARGEST_TRANSFORM:,} bytes")
-        module = ast.parse(file.read_bytes(), filename=path)
-    except OSError:
-        yield Diagnostic(
-            E0416,
-            f"the file `{path}` does not exist next to the recipe",
-            place,
-            "the path is relative to the recipe's folder",
-        )
-        return
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        reason = error.msg if isinstance(error, SyntaxError) else str(error)
-        yield Diagnostic(E0416, f"`{path}`{line} is not Python: {reason}", place, "correct the file")
+    module = module_of(facts, path, place, E0416)
+    if not isinstance(module, ast.Module):
+        yield from () if module is None else (module,)
         return
     functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
     if name not in functions:
@@ -343,3 +332,31 @@ def _transform(facts: Facts, place: str, transform: str) -> Iterator[Diagnostic]
         hint = f"did you mean `{path}:{close}`? " if close else ""
         has = f"it has {listing(f'`{f}`' for f in functions)}" if functions else "it has none"
         yield Diagnostic(E0416, f"`{path}` has no function `{name}`", place, f"{hint}{has} at its top level")
+
+
+def module_of(facts: Facts, path: str, place: str, code: Code) -> ast.Module | Diagnostic | None:
+    """Parse a Python file next to the recipe, without running it.
+
+    Returns:
+        A diagnostic if it cannot be read; None for a path that other checks report.
+    """
+    if escapes(path) or leads_out(facts.folder, path):
+        return None
+    try:
+        file = facts.folder / path
+        if file.exists() and not file.is_file():  # opening a pipe would block
+            raise ValueError("it is not a regular file")
+        if file.stat().st_size > LARGEST_TRANSFORM:
+            raise ValueError(f"it has more than {LARGEST_TRANSFORM:,} bytes")
+        return ast.parse(file.read_bytes(), filename=path)
+    except OSError:
+        return Diagnostic(
+            code,
+            f"the file `{path}` does not exist next to the recipe",
+            place,
+            "the path is relative to the recipe's folder",
+        )
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        return Diagnostic(code, f"`{path}`{line} is not Python: {reason}", place, "correct the file")

@@ -350,7 +350,7 @@ def _labels(facts: Facts) -> Iterator[Diagnostic]:
     for part, sources in (("train", recipe.data.train), ("eval", recipe.data.eval)):
         for index, source in enumerate(sources):
             section = recipe.data.of(source)
-            rows = _first(facts, source.path)[: source.limit] if section.transform is None else []
+            rows = first_at_hand(facts, source.path)[: source.limit] if section.transform is None else []
             whole = whole and 0 < len(rows) < LOOKED_AT
             labels: list[bool | str] = [_label(row, section.fields) for row in rows]
             faults = [one for one in labels if isinstance(one, str)]
@@ -428,7 +428,7 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
         counts = [Counter[str]() for _ in Unread._fields]
         for index, source in enumerate(sources):
             section, template = data.of(source), next(held_by)
-            rows = _first(facts, source.path)[: source.limit] if section.transform is None else []
+            rows = first_at_hand(facts, source.path)[: source.limit] if section.transform is None else []
             whole = whole and 0 < len(rows) < LOOKED_AT
             seen += len(rows)
             labeled = section.format == "prompt_completion" and any(
@@ -524,7 +524,7 @@ def _counted(names: Counter[str]) -> str:
     return ", ".join(f"{name} in {number}" for name, number in names.items())
 
 
-def _first(facts: Facts, path: str) -> list[dict[str, Any]]:
+def first_at_hand(facts: Facts, path: str) -> list[dict[str, Any]]:
     """Return the first rows of a local text file, or of a Parquet file that is not large; [] for another."""
     if "://" in path or escapes(path) or not is_known(path, facts.folder) or leads_out(facts.folder, path):
         return []

@@ -126,6 +126,8 @@ def _evaluations(facts: Facts) -> Iterator[Diagnostic]:
         "train.generations": recipe.train.generations is not None,
         "checkpoint.keep_best": recipe.checkpoint.keep_best,
     }
+    if recipe.train.objective == "grpo":
+        return  # compiler.checks.reinforcement refuses them
     if not recipe.data.evaluates:
         for path in (path for path, on in asked.items() if on):
             yield Diagnostic(
@@ -388,7 +390,8 @@ E0432 = Code(
 W0511 = Code(
     "W0511",
     "key of another objective or loss",
-    cause="beta, loss_type, label_smoothing, z_loss, neftune_noise_alpha, simpo_gamma, cpo_alpha, "
+    cause="rewards, reward_limits, rollout, grpo, beta, loss_type, label_smoothing, z_loss, "
+    "neftune_noise_alpha, simpo_gamma, cpo_alpha, "
     "eaft_alpha, eaft_top_k, eaft_entropy, asft_alpha, desirable_weight and undesirable_weight each "
     "belong to certain objectives or losses, which this recipe does not use.",
     cure="Remove it.",

@@ -30,6 +30,8 @@ SHAPES = {
     "text": '{"text": "..."}',
     "preference": '{"prompt": ..., "chosen": ..., "rejected": ...}, each text or a list of messages',
     "unpaired_preference": '{"prompt": ..., "completion": ..., "label": true}, text or lists of messages',
+    "prompt": '{"messages": [{"role": "user", "content": "..."}], ...} or {"prompt": "...", ...}, and the '
+    "columns that rewards read",
 }
 """A row of each format."""
 
@@ -121,7 +123,7 @@ def advice(format: str, fields: Mapping[str, str], columns: Sequence[str], place
         columns: names in the source's first row; empty if that row could not be read.
         place: where the recipe gives the source's format and fields: "data", or data.train[0] of several.
     """
-    needed = READS[format][0]
+    needed = READS[format][0] if format in READS else ("prompt",)
     missing = [name for name in needed if fields.get(name, name) not in columns]
     if format == "preference" and not missing and "prompt" not in fields:
         column = _synonym("prompt", [name for name in columns if name not in VAGUE])
@@ -132,7 +134,7 @@ def advice(format: str, fields: Mapping[str, str], columns: Sequence[str], place
     if not columns or not missing:
         return f"a row is {SHAPES[format]}"
     for other, (required, _) in READS.items():
-        if other != format and all(name in columns for name in required):
+        if format in READS and other != format and all(name in columns for name in required):
             return f"{place}.format: {other}"
     synonyms = {name: synonym for name in missing if (synonym := _synonym(name, columns))}
     if len(synonyms) == len(missing) and len(set(synonyms.values())) == len(synonyms):

@@ -13,7 +13,7 @@ from recipec.spec.language.launch import Budget, Cost, Launch
 from recipec.spec.language.lora import Lora
 from recipec.spec.language.mesh import Mesh, Remat, Sharding, Xla
 from recipec.spec.language.model import Model
-from recipec.spec.language.reinforcement import Reward, RewardLimits, Rollout
+from recipec.spec.language.reinforcement import Grpo, Reward, RewardLimits, Rollout
 from recipec.spec.language.serve import Benchmark, Evaluate, Serve
 from recipec.spec.language.train import Cache, Checkpoint, Merge, Train, default_rate
 from recipec.spec.versions import E0108
@@ -133,14 +133,12 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _length_of_completions(self) -> Recipe:
-        """Fill in the row's length of reinforcement learning, if no key gives one. It stays a default."""
-        grpo = self.train.grpo
-        if (
-            self.train.objective == "grpo"
-            and grpo is not None
-            and "max_length" not in self.data.model_fields_set
-        ):
-            self.data.__dict__["max_length"] = grpo.max_prompt_length + grpo.max_completion_length
+        """Fill in the keys of grpo, and the row's length, if no key gives them. They stay defaults."""
+        if self.train.objective == "grpo":
+            grpo = self.train.grpo or Grpo()
+            self.train.__dict__["grpo"] = grpo
+            if "max_length" not in self.data.model_fields_set:
+                self.data.__dict__["max_length"] = grpo.max_prompt_length + grpo.max_completion_length
         return self
 
     @property
