@@ -3,6 +3,7 @@ One pass finds all errors, as far as the recipe can be understood."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from recipec.compiler.checks import run_checks
@@ -13,7 +14,10 @@ from recipec.compiler.lowering.facts import AUTO, Facts, gather
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.pages.numbers import gib_number, memory_size
 from recipec.compiler.roofline.remat_policy import choose, with_policy
+from recipec.compiler.roofline.rollout import axes_of, rollout_need, with_layout
+from recipec.compiler.wording import divisors, listing
 from recipec.runtime.model.adapters import placed
+from recipec.runtime.model.partition_rules import DATA
 from recipec.runtime.model.selection import train_only
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, has_errors, in_order
@@ -56,7 +60,8 @@ def lower(loaded: Loaded, planning: bool = False) -> Lowered:
     diagnostics = in_order([*loaded.diagnostics, *locate(loaded.credible(problems), loaded.sources)])
     if has_errors(diagnostics):
         return Lowered(None, diagnostics)
-    program, more = _recomputing(_program(facts, recipe_text(loaded)), facts)
+    program, more = _recomputing(with_layout(_program(facts, recipe_text(loaded))), facts)
+    more += _generating(program, facts)
     notes = tuple(d for d in [*problems, *more] if d.code[1:3] in LASTING_GROUPS)
     diagnostics = in_order([*diagnostics, *locate(more, loaded.sources)])
     return Lowered(replace(program, notes=notes), diagnostics)
@@ -90,6 +95,47 @@ def _recomputing(program: Program, facts: Facts) -> tuple[Program, list[Diagnost
     place = facts.first_given("remat.policy", "mesh.accelerator", "mesh.topology")
     help = "recipe plan has the compiler's figure, and finds a change with which the step fits"
     return program, [Diagnostic(N0228, message, place, help)]
+
+
+W0545 = Code(
+    "W0545",
+    "rollouts that may not fit",
+    cause="While a device generates, it holds the state of training, the weights in the layout of the "
+    "rollout, and keys and values of all completions that are generated at once. By calculation this is more "
+    "than the device's memory.",
+    cure="Generate fewer completions at once with `rollout.rows`, or use shorter ones.",
+)
+
+
+def _generating(program: Program, facts: Facts) -> list[Diagnostic]:
+    """Check the memory of rollouts, by an estimate."""
+    recipe, available = program.recipe, program.accelerator.hbm_bytes_per_device
+    if recipe.train.grpo is None or not available:
+        return []
+    needed = rollout_need(program)
+    if needed.total <= available:
+        return []
+    parts = [
+        f"{gib_number(size, 1)} GiB of {what}"
+        for what, size in (
+            ("state", needed.state),
+            ("weights in their layout", needed.weights),
+            ("keys and values", needed.cache),
+            ("logits and prompts", needed.work),
+        )
+        if size
+    ]
+    message = (
+        f"by calculation, rollouts need {gib_number(needed.total, 1)} GiB of each device's "
+        f"{memory_size(available)} GiB: {listing(parts)}"
+    )
+    rows, share = recipe.rollout.rows or recipe.train.global_batch_size, needed.cache + needed.work
+    room = (available - needed.state - needed.weights) / share * rows
+    parallel = math.prod(axes_of(program).get(axis, 1) for axis in DATA)
+    fitting = [n for n in divisors(recipe.train.global_batch_size) if n <= room and n % parallel == 0]
+    help = f"rollout: {{rows: {fitting[-1]}}}" if fitting else "shorter completions, or more devices"
+    place = facts.first_given("rollout.rows", "train.grpo.max_completion_length", "train.objective")
+    return [Diagnostic(W0545, message, place, help)]
 
 
 def _program(facts: Facts, text: str) -> Program:

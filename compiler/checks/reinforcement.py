@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from recipec.compiler import catalog
 from recipec.compiler.checks.formats import module_of
 from recipec.compiler.checks.samples import first_at_hand
 from recipec.compiler.checks.train import W0511
@@ -17,6 +18,7 @@ from recipec.compiler.lowering.references import escapes, functions, leads_out, 
 from recipec.compiler.packages import missing_packages
 from recipec.compiler.wording import divisors, listing, plural
 from recipec.runtime.data.formats import prompt_column
+from recipec.runtime.data.tokenizer import TOKENIZER, token_ids
 from recipec.runtime.errors import UserError
 from recipec.runtime.reinforcement.loss_types import LOSS_TYPES
 from recipec.runtime.reinforcement.ready_rewards import READY_REWARDS
@@ -459,7 +461,7 @@ E0542 = Code(
 
 
 def _ends(facts: Facts, grpo: Grpo) -> Iterator[Diagnostic]:
-    known: Mapping[str, int] | None = facts.token_ids
+    known = _tokens(facts)
     for index, text in enumerate(grpo.stop if known is not None else ()):
         spelled = {text, text.replace(" ", "\u0120").replace("\n", "\u010a"), text.replace(" ", "\u2581")}
         if not spelled & {*(known or ()), *facts.recipe.model.add_tokens}:
@@ -469,6 +471,15 @@ def _ends(facts: Facts, grpo: Grpo) -> Iterator[Diagnostic]:
                 f"train.grpo.stop[{index}]",
                 "a text that is one token, or model: {add_tokens: [...]}",
             )
+
+
+def _tokens(facts: Facts) -> Mapping[str, int] | None:
+    """Return the tokenizer's tokens, if it is on this machine."""
+    folder = catalog.folder_of(facts.recipe.model.tokenizer or facts.recipe.model.id, facts.folder)
+    try:
+        return None if folder is None else token_ids(json.loads((folder / TOKENIZER).read_text("utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None  # train.py reports what is wrong with it
 
 
 E0543 = Code(

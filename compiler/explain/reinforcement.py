@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.wording import mesh_axes, plural
+from recipec.compiler.pages.numbers import gib_number
+from recipec.compiler.roofline.rollout import rollout_need
+from recipec.compiler.wording import listing, mesh_axes, plural
 from recipec.spec.core_schema import flow
 
 
@@ -47,4 +49,11 @@ def rollout(program: Program) -> list[str]:
     axes = recipe.rollout.axes
     where = "the mesh that trains" if axes is None else mesh_axes(axes)
     rows = recipe.rollout.rows or recipe.train.global_batch_size
-    return [f"{plural(rows, 'completion')} at once on {where}"]
+    need = rollout_need(program)
+    out = [f"{plural(rows, 'completion')} at once on {where}"]
+    if (reason := program.automatic.get("rollout.axes")) is not None:
+        out.append(f"chosen by the compiler: {reason}")
+    parts = {"state": need.state, "weights in this layout": need.weights, "keys and values": need.cache}
+    sizes = listing(f"{gib_number(size, 2)} GiB of {what}" for what, size in parts.items() if size)
+    out.append(f"by calculation, a device holds {sizes}")
+    return out

@@ -2,7 +2,7 @@
 
 A step holds
 
-- its state: weights, adapters and the optimizer's state;
+- its state: weights, adapters and the optimizer's state, and the weights in the layout of rollouts;
 - the values that each layer keeps for its backward pass, which `remat.policy` chooses;
 - the values of one layer that is computed again, and the logits of a chunk;
 - the gathered output head, and copies of the layers' weights that wait to be gathered;
@@ -26,6 +26,7 @@ from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.libtpu import own_profile, profiles
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import BYTES
+from recipec.compiler.roofline.rollout import kept_bytes
 from recipec.compiler.roofline.training_step import STORED, first_trained, rows, shapes, state_bytes
 from recipec.compiler.wording import split_layer
 from recipec.runtime.model.families.base import EXPERTS, Spec, matrices
@@ -122,7 +123,7 @@ def need(program: Program) -> Need:
 
     The recipe's `remat.policy` and `model.attention` are resolved: not "auto".
     """
-    state = state_bytes(program)
+    state = state_bytes(program) + kept_bytes(program)
     accelerator = program.accelerator
     if accelerator.platform == "cpu":
         return Need(state, state, state, state)
@@ -378,7 +379,7 @@ def temporaries(program: Program) -> dict[str, float]:
             out = _ahead(program, out, held)
     if axes.get("dcn", 1) > 1 and policy in RECOMPUTING:
         available = FILLED * program.accelerator.hbm_bytes_per_device
-        room = available - state_bytes(program) - code(program) - sum(out.values())
+        room = available - state_bytes(program) - kept_bytes(program) - code(program) - sum(out.values())
         out["gathered layers"] = max(0.0, min(held.layers, room))
     return out
 
