@@ -174,8 +174,14 @@ def abstract_batch(train: Any, length: int, data_parallel: int, mesh: Mesh) -> d
     ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
     judged = OBJECTIVES[train.objective].format == "unpaired_preference"
     each = jax.ShapeDtypeStruct(shape[:1], jnp.float32, sharding=rows)
+    scored = {}
+    if train.grpo is not None:
+        scored = {"advantages": each, "weights": each}
+        if train.grpo.iterations > 1:
+            scored["old"] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=rows)
     return {
         **({"desirable": each} if judged else {}),
+        **scored,
         "tokens": ids,
         "positions": ids,
         "segment_ids": ids,

@@ -224,6 +224,8 @@ def _remedy(report: SplitReport, data: DataSettings) -> str:
     if not commonest.count:
         return "data.transform returns the rows that are to be kept; or raise data.stream_window"
     if commonest is report.overlong:
+        if "prompt" in data.formats:
+            return "raise train.grpo.max_prompt_length"
         ways = "split or truncate" if "text" in data.formats else "truncate"
         return f"raise data.max_length, or set data.overlong to {ways}"
     if NO_SYSTEM in commonest.first[0].reason:

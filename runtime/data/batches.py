@@ -52,6 +52,7 @@ class TrainingData:
 
     Attributes:
         batches: micro-batches, beginning with those of a given optimizer step.
+        numbers: further metrics of a step whose micro-batches were read, on this host, or None.
         evaluation: the evaluation micro-batches; empty for no evaluation.
         state: the data's state after an optimizer step, as JSON values; it is saved with the step.
         origins: the source rows of a micro-batch, by its number; None if they are not known.
@@ -69,6 +70,7 @@ class TrainingData:
     rows: Rows | None = None
     eval_parts: Sequence[EvalPart] = ()
     prompts: Prompts | None = None
+    numbers: Callable[[int], Mapping[str, float]] | None = None
 
 
 def fill(samples: Samples, rows: Sequence[Row], shape: BatchShape, norm: float, index: int) -> Batch:
@@ -260,10 +262,9 @@ class BatchSchedule(Schedule):
 
     def drawn(self, steps: int) -> np.ndarray:
         """Return the groups of samples of the first steps, of at most one epoch."""
-        rows = self._epochs.of(0)
-        if steps >= self.steps_per_epoch:
+        rows, windows = self._epochs.of(0), self._order(0)
+        if steps >= len(windows):
             return rows.samples
-        windows = self._order(0)
         chosen = [i for step in range(steps) for i in windows[step]]
         return np.asarray([group for i in chosen for group in rows[i]], np.int64)
 

@@ -45,6 +45,7 @@ class Coding:
         max_length: of the recipe's `data` section.
         vocabulary: number of the model's embeddings; samples with larger ids are left out. None: unchecked.
         reasoning: of the recipe's `data` section.
+        limit: the key that sets max_length.
         names: the texts that control tokens have in `tokenizer` if their own are ordinary text; empty if they
             are not.
     """
@@ -60,6 +61,7 @@ class Coding:
     vocabulary: int | None
     reasoning: str | None = None
     names: dict[str, str] = field(default_factory=dict)
+    limit: str = "data.max_length"
 
 
 def coding(
@@ -139,7 +141,7 @@ class Encoder:
         builder = Builder(self.coding, source)
         plain = [sample for sample in samples if isinstance(sample, ParsedSample)]
         for i, encoded in self.encoded(plain, source, builder.report):
-            builder.add(plain[i].origin, encoded)
+            builder.add(plain[i].origin, encoded, columns=plain[i].columns)
         pairs = [
             (sample.origin, *sample.answers()) for sample in samples if isinstance(sample, PreferencePair)
         ]
@@ -155,6 +157,9 @@ class Encoder:
         self, samples: Sequence[ParsedSample], source: int, report: SplitReport
     ) -> Iterator[tuple[int, Encoded]]:
         """Return the usable samples of a source, by their number."""
+        prompts = [(i, sample) for i, sample in enumerate(samples) if sample.columns is not None]
+        if prompts:
+            return self._encoded_prompts(prompts, source, report)
         encoded = dict(self._encoded_chats(samples, source, report))
         texts = [(i, sample) for i, sample in enumerate(samples) if sample.messages is None]
         if texts:
@@ -172,6 +177,52 @@ class Encoder:
             end = encoding.ids[-1] if encoding.ids[-1] in self._added else ""
             unread = marked(samples[i].unread)
             yield i, Encoded(text, encoding, [span], unread, samples[i].liked, tuple(control), end)
+
+    def _encoded_prompts(
+        self, prompts: Sequence[tuple[int, ParsedSample]], source: int, report: SplitReport
+    ) -> Iterator[tuple[int, Encoded]]:
+        """Encode prompts, which end where an answer begins. A text is tokenized unchanged."""
+        chats = self._chats[source]
+        begin = "" if self._literal else added_tokens(self._tokenizer)[0]
+        for i, sample in prompts:
+            if sample.messages is None:
+                if not self._is_readable(sample, report):
+                    continue
+                text = without_start(sample.prompt or "", begin)
+                ids = without_added_end(self._tokenizer.encode(text), least=1)
+                held = () if self._literal else tuple(self._control.held(text))
+                yield i, Encoded(Rendered(text, ()), _Tokens(ids), [], Unread(), None, held, self._eos)
+                continue
+            if chats is None:
+                raise _without_template(sample)
+            try:
+                rendering = Rendered(chats.asked(sample), ())
+                written = self._written(sample, rendering, replace(chats, generates=True))
+            except (TemplateRefusal, Inconsistent) as error:
+                getattr(report, error.kind).add(sample.origin, str(error))
+                continue
+            ids = self._tokenizer.encode(written.text, add_special_tokens=False).ids
+            yield (
+                i,
+                Encoded(
+                    rendering,
+                    _Tokens(ids),
+                    [],
+                    Unread(),
+                    None,
+                    written.control,
+                    self._after(chats.after_answer),
+                ),
+            )
+
+    @cached_property
+    def _eos(self) -> int | str:
+        return self._after(self.coding.eos or "")
+
+    def _after(self, text: str) -> int | str:
+        """Return the token that a text after an answer is, or the text."""
+        ids = self._tokenizer.encode(self.coding.names.get(text, text), add_special_tokens=False).ids
+        return int(ids[0]) if ids and ids[0] in self._added else text
 
     def _is_readable(self, sample: ParsedSample, report: SplitReport) -> bool:
         """Return whether the tokenizer reads no part of a plain text as a control token; count it if not."""
@@ -191,10 +242,7 @@ class Encoder:
             if sample.messages is None:
                 continue
             if chats is None:
-                raise UserError(
-                    f"{sample.origin} is a conversation, and the tokenizer has no chat template",
-                    "set data.chat_template to a template's path or text",
-                )
+                raise _without_template(sample)
             try:
                 rendering = chats.render(sample)
                 rendered.append((i, rendering, self._written(sample, rendering, chats)))
@@ -227,7 +275,8 @@ class Encoder:
         def render(data: Data) -> str:
             messages, tools = data
             try:
-                return chats.render(replace(sample, messages=messages, tools=tools)).text
+                changed = replace(sample, messages=messages, tools=tools)
+                return chats.asked(changed) if chats.generates else chats.render(changed).text
             except (TemplateRefusal, Inconsistent, Blank):
                 return ""
 
@@ -257,11 +306,16 @@ class Encoder:
 
 @dataclass(frozen=True)
 class _Chats:
-    """How the conversations of a source are rendered."""
+    """How the conversations of a source are rendered.
+
+    Attributes:
+        generates: whether the beginning of an answer follows them.
+    """
 
     renderer: Renderer
     template: ChatTemplate
     reasoning: Reasoning | None
+    generates: bool = False
 
     @cached_property
     def after_answer(self) -> str:
@@ -273,6 +327,28 @@ class _Chats:
             return self.reasoning.render(self.renderer, sample)
         assert sample.messages is not None
         return self.renderer.render(sample.messages, sample.tools, sample.completion_start)
+
+    def asked(self, sample: ParsedSample) -> str:
+        """Return a conversation as text, with the beginning of an answer after it."""
+        sample = sample if self.reasoning is None else self.reasoning.prepared(sample)
+        return self.template.render(sample.messages or [], sample.tools, add_generation_prompt=True)
+
+
+def _without_template(sample: ParsedSample) -> UserError:
+    return UserError(
+        f"{sample.origin} is a conversation, and the tokenizer has no chat template",
+        "set data.chat_template to a template's path or text",
+    )
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """The tokens of a prompt."""
+
+    ids: list[int]
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 def _without_marks(messages: Messages) -> list[Any]:
@@ -320,16 +396,25 @@ class Builder:
         self._lengths: list[int] = []
         self._origins: list[bytes] = []
         self._liked: list[bool] = []
+        self._columns = bytearray()
+        self._column_ends: list[int] = []
 
-    def add(self, origin: str, *answers: Encoded) -> None:
-        """Add a sample, or the two answers of a pair; count it as left out if one of them is unusable."""
+    def add(self, origin: str, *answers: Encoded, columns: str | None = None) -> None:
+        """Add a sample, or the two answers of a pair; count it as left out if one of them is unusable.
+
+        Args:
+            columns: of a prompt, as in ParsedSample.
+        """
         fitted = []
         for answer in answers:
-            pieces = self._fit(origin, answer)
+            pieces = self._fit(origin, answer, columns is not None)
             if not pieces:
                 return
             fitted.append(pieces)
         self.report.kept += 1
+        if columns is not None:
+            self._columns += columns.encode("utf-8", "surrogatepass")
+            self._column_ends.append(len(self._columns))
         self.report.add_unread(origin, together(*(answer.unread for answer in answers)))
         self.report.add_control(origin, (token for answer in answers for token in answer.control))
         self.report.add_adapted(name for answer in answers for name in answer.rendered.adapted)
@@ -356,8 +441,14 @@ class Builder:
             answer.rendered.ended or isinstance(answer.end, int) for answer in answers
         )
 
-    def _fit(self, origin: str, answer: Encoded) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Return the tokens and target ranges of each piece of a text; none if it is unusable."""
+    def _fit(
+        self, origin: str, answer: Encoded, prompt: bool
+    ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Return the tokens and target ranges of each piece of a text; none if it is unusable.
+
+        Args:
+            prompt: whether it has no targets, and has to stay whole.
+        """
         report, coding, ids = self.report, self._coding, answer.encoding.ids
         if not ids:
             report.empty.add(origin, "no tokens")
@@ -369,20 +460,20 @@ class Builder:
             return []
         most = coding.max_length
         whole = _part(ids, answer.ranges, 0, len(ids))
-        if not whole[1]:
+        if not whole[1] and not prompt:
             report.masked.add(origin, "no token is a target")
             return []
         if len(ids) <= most:
             return [whole]
-        if self._overlong == "split":
+        if self._overlong == "split" and not prompt:
             pieces = [_part(ids, answer.ranges, start, start + most) for start in range(0, len(ids), most)]
             # A single token at the end has no token before it, so it is no target.
             report.lone_ends += not pieces[-1][1]
             return [piece for piece in pieces if piece[1]]
-        length = f"{len(ids):,} tokens, and data.max_length is {most:,}"
+        length = f"{len(ids):,} tokens, and {coding.limit} is {most:,}"
         if self._overlong == "error":
-            raise UserError(f"{origin} has {length}", "raise data.max_length, or set data.overlong to drop")
-        if self._overlong == "drop":
+            raise UserError(f"{origin} has {length}", f"raise {coding.limit}, or set data.overlong to drop")
+        if self._overlong == "drop" or prompt:
             report.overlong.add(origin, length)
             return []
         first = _part(ids, answer.ranges, 0, most)
@@ -407,6 +498,8 @@ class Builder:
                 np.full(len(self._lengths), self._source, np.int32),
                 np.array(self._origins, dtype=bytes) if self._origins else np.zeros(0, "S1"),
                 np.array(self._liked, bool),
+                np.frombuffer(bytes(self._columns), np.uint8),
+                np.array([0, *self._column_ends] if self._column_ends else [], np.int64),
             ),
             self.report,
         )

@@ -11,6 +11,7 @@ prompt             messages, or prompt as text or messages; optional tools; rewa
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -37,6 +38,8 @@ class ParsedSample:
         tools: JSON schemas for the chat template, or None.
         liked: whether the completion is desirable, None if rows do not say.
         unread: the columns that are not read.
+        columns: of a prompt: a JSON object with the row's prompt and all that rewards read (`columns_of`);
+            else None.
     """
 
     origin: str
@@ -47,6 +50,7 @@ class ParsedSample:
     tools: list[dict[str, Any]] | None = None
     unread: Unread = NOTHING
     liked: bool | None = None
+    columns: str | None = None
 
 
 @dataclass(frozen=True)
@@ -196,9 +200,36 @@ def parse_prompt(origin: str, row: Mapping[str, Any], fields: Mapping[str, str])
     name = prompt_column(row, fields)
     value = required(row, name)
     if isinstance(value, str) and not value.lstrip().startswith("["):
-        return ParsedSample(origin, prompt=filled_text(row, {"prompt": name}, "prompt"))
+        text = filled_text(row, {"prompt": name}, "prompt")
+        return ParsedSample(origin, prompt=text, columns=columns_of(text, name, row, fields))
     messages = conversation(value, name, fields)
-    return ParsedSample(origin, messages, completion_start=len(messages), tools=tools_of(row, fields))
+    return ParsedSample(
+        origin,
+        messages,
+        completion_start=len(messages),
+        tools=tools_of(row, fields),
+        columns=columns_of(messages, name, row, fields),
+    )
+
+
+PROMPT, COLUMNS = "prompt", "columns"
+"""Keys of `columns_of`."""
+
+
+def columns_of(prompt: Any, name: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> str:
+    """Return a JSON object with a row's prompt, and its other columns by the names that rewards use.
+
+    Dates and other values without a form in JSON become text.
+
+    Args:
+        prompt: a text, or messages.
+        name: the column of the prompt.
+    """
+    names = {source: role for role, source in fields.items()}
+    left = {
+        str(names.get(column, column)): value for column, value in row.items() if column not in (name, None)
+    }
+    return json.dumps({PROMPT: prompt, COLUMNS: left}, ensure_ascii=False, default=str)
 
 
 def prompt_column(row: Mapping[str, Any], fields: Mapping[str, str]) -> str:

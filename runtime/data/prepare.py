@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from .batches import (
 )
 from .encoding import Coding, coding
 from .epochs import Epochs, check_draws, hardly_drawn, measure_rows, source_weights, undrawn
+from .prompt_order import PromptSchedule
 from .row_counts import DataReport, SplitReport
 from .samples import Samples, repeated_notes
 from .sources import Split, open_rows, splits
@@ -168,18 +169,23 @@ def prepare(
     accumulation = train.global_batch_size // rows
     pad = tokenizer.pad_token_id
     shape = BatchShape(rows, data.max_length, 0 if pad is None else int(pad))
+    if train.grpo is not None:
+        data = replace(data, packing=False)
     batching = Batching(shape, accumulation, train.loss_normalization == "tokens")
 
     def coded(split: Split) -> Coding:
         templates = chat_templates(tokenizer, data, data_dir, split.sources)
-        return coding(tokenizer, templates, data, vocabulary, split.sources)
+        how = coding(tokenizer, templates, data, vocabulary, split.sources)
+        if train.grpo is None:
+            return how
+        return replace(how, max_length=train.grpo.max_prompt_length, limit="train.grpo.max_prompt_length")
 
     trained_on, evaluated_on = splits(data, data_dir)
     if data.stream_window is not None:
         training = _streamed(data, train, coded(trained_on), data_dir, tokenizing, batching)
     else:
         split = read_split(trained_on, data, coded(trained_on), data_dir, tokenizing)
-        training = _in_epochs(*split, data, train, batching)
+        training = _in_epochs(*split, data, train, batching, tokenizing.after)
     samples, schedule, per_epoch = training.samples, training.schedule, training.schedule.steps_per_epoch
     total = train.steps if train.steps is not None else math.ceil((train.epochs or 1) * (per_epoch or 0))
     notes = [*training.notes]
@@ -283,7 +289,12 @@ def _streamed(
 
 
 def _in_epochs(
-    samples: Samples, report: SplitReport, data: DataSettings, train: TrainSettings, batching: Batching
+    samples: Samples,
+    report: SplitReport,
+    data: DataSettings,
+    train: TrainSettings,
+    batching: Batching,
+    after: Mapping[str, Any] | None,
 ) -> _Training:
     """Draw the epochs of training data that was read; the report gets the rows of an epoch."""
     check_split("data.train", report, data)
@@ -296,7 +307,11 @@ def _in_epochs(
     epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
     check_draws(epochs.draws, report.samples)
     measure_rows(report, [epochs.of(0)], samples)
-    schedule = BatchSchedule(samples, epochs, batching, data.shuffle_seed, data.curriculum == "length")
+    by_length = data.curriculum == "length"
+    if train.grpo is not None:
+        prompts = PromptSchedule(samples, epochs, batching, data.shuffle_seed, by_length, train.grpo, after)
+        return _Training(samples, report, prompts, weights, samples.digest, notes)
+    schedule = BatchSchedule(samples, epochs, batching, data.shuffle_seed, by_length)
     return _Training(samples, report, schedule, weights, samples.digest, notes)
 
 

@@ -6,14 +6,17 @@ A sample is one conversation, one text, or one answer of a preference. Fingerpri
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
 from ..settings import Source
+from .formats import COLUMNS, PROMPT
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Samples(Sequence[Sample]):
         sources: int32[n], the source of each sample.
         origins: bytes[n], the place of each sample: FILE:LINE and the like, in UTF-8.
         liked: bool[n] for unpaired preferences: whether the answer is desirable; otherwise bool[0].
+        columns, column_offsets: uint8[M] and int64[n + 1] for prompts: what rewards read of each, in JSON
+            (`formats.columns_of`); otherwise empty, and int64[0].
         group: adjacent samples that form a group, each in its own row: 2 for a preference, the chosen answer
             first.
     """
@@ -50,12 +55,14 @@ class Samples(Sequence[Sample]):
     sources: np.ndarray
     origins: np.ndarray
     liked: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+    columns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
+    column_offsets: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     group: int = 1
 
     @cached_property
     def weights(self) -> np.ndarray:
         """Return int64[n / group]: each group's weight in a mean: its targets, or 1 if answers are judged."""
-        judged = self.group > 1 or len(self.liked)
+        judged = self.group > 1 or len(self.liked) or len(self.column_offsets)
         return np.ones(len(self) // self.group, np.int64) if judged else self.target_counts
 
     def members(self, group: int) -> list[int]:
@@ -96,6 +103,12 @@ class Samples(Sequence[Sample]):
         """Return the place of a sample in its source."""
         return self.origins[index].decode("utf-8")
 
+    def prompt(self, index: int) -> tuple[Any, dict[str, Any]]:
+        """Return a prompt, a text or messages, and the columns that rewards read."""
+        start, end = self.column_offsets[index : index + 2]
+        row = json.loads(self.columns[start:end].tobytes())
+        return row[PROMPT], row[COLUMNS]
+
     @cached_property
     def fingerprints(self) -> np.ndarray:
         """Return uint64[n / group]: a hash of the tokens of each group."""
@@ -117,7 +130,9 @@ class Samples(Sequence[Sample]):
     def digest(self) -> str:
         """Return a sha256 of all training content: tokens, targets, labels, samples' offsets and sources."""
         digest = hashlib.sha256()
-        for array in (self.tokens, self.targets, self.offsets, self.sources, self.liked):
+        arrays = [self.tokens, self.targets, self.offsets, self.sources, self.liked]
+        arrays += [self.columns, self.column_offsets] if len(self.column_offsets) else []
+        for array in arrays:
             digest.update(np.ascontiguousarray(array).view(np.uint8).data)
         return digest.hexdigest()
 
@@ -135,7 +150,14 @@ def join(parts: Sequence[Samples]) -> Samples:
         np.concatenate([part.sources for part in parts]),
         np.concatenate([part.origins for part in parts]),
         np.concatenate([part.liked for part in parts]),
+        np.concatenate([part.columns for part in parts]),
+        _joined(np.concatenate([np.diff(part.column_offsets) for part in parts])),
     )
+
+
+def _joined(lengths: np.ndarray) -> np.ndarray:
+    """Return the offsets of parts of these lengths; none for no parts."""
+    return np.concatenate([np.zeros(min(1, len(lengths)), np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def repeated(hashes: np.ndarray, sources: np.ndarray) -> Mapping[tuple[int, int], int]:

@@ -4,7 +4,9 @@ metrics.jsonl has one object per line. Training: step, loss, learning_rate, grad
 accumulated gradient, before clipping), tokens (real tokens of the step), tokens_per_second, step_seconds,
 peak_memory_bytes. Preferences add rewards_chosen, rewards_rejected, rewards_margin and rewards_accuracy
 (unpaired ones kl instead of the last). Experts add expert_share_min and expert_share_max (share of a layer's
-tokens that one expert gets) and, with the load-balancing loss, aux_loss (before its weight). Evaluation:
+tokens that one expert gets) and, with the load-balancing loss, aux_loss (before its weight). Rewards add
+reward, reward_std, reward/NAME, frac_reward_zero_std, completion_length, truncated_share, ratio, clip_low,
+clip_high, kl, entropy, and the seconds of rollouts, rewards and updates. Evaluation:
 step, eval_loss, and with several sources the loss of each as eval/NAME. JSON has no non-finite numbers, so
 these are written as "NaN", "Infinity" or "-Infinity".
 """
@@ -31,6 +33,11 @@ FILE = "metrics.jsonl"
 GENERATIONS = "generations.jsonl"
 """The answers to train.generations, an object per line: step, prompt (a text or messages, as in its file),
 answer, tokens (number in the answer), ended (whether a token that ends answers came)."""
+
+
+COMPLETIONS = "completions.jsonl"
+"""The first completions of a batch that a policy is trained on, an object per line: step (the first one on
+the batch), prompt, completion, tokens, ended, reward, rewards (by function), advantage."""
 
 
 class JsonLines:
@@ -96,6 +103,7 @@ class Metrics:
             folder.mkdir(parents=True, exist_ok=True)
             truncate(self.path, restored_step)
             truncate(folder / GENERATIONS, restored_step)
+            truncate(folder / COMPLETIONS, restored_step)
             self._backends: list[Any] = [JsonLines(self.path)]
             if tensorboard:
                 first = 0 if restored_step is None else restored_step + 1
@@ -122,7 +130,18 @@ class Metrics:
         Raises:
             UserError: when they cannot be written.
         """
-        path = self.path.with_name(GENERATIONS)
+        self._append(GENERATIONS, step, answers)
+
+    def completions(self, step: int, completions: Sequence[Mapping[str, Any]]) -> None:
+        """Write completions of a step to completions.jsonl.
+
+        Raises:
+            UserError: when they cannot be written.
+        """
+        self._append(COMPLETIONS, step, completions)
+
+    def _append(self, name: str, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
+        path = self.path.with_name(name)
         with writing(path), path.open("a", encoding="utf-8") as file:
             for answer in answers:
                 file.write(json.dumps({"step": step, **answer}, ensure_ascii=False) + "\n")
@@ -178,6 +197,9 @@ class Nowhere:
         """Do nothing."""
 
     def samples(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Do nothing."""
+
+    def completions(self, step: int, completions: Sequence[Mapping[str, Any]]) -> None:
         """Do nothing."""
 
     def flush(self) -> None:

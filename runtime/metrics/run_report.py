@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -80,6 +80,7 @@ class Numbers:
         norm: float32[], the norm of the accumulated gradient.
         tokens: number of real tokens.
         metrics: further metrics of each micro-batch.
+        more: further metrics of the step, which the host has.
     """
 
     step: int
@@ -87,6 +88,7 @@ class Numbers:
     norm: jax.Array
     tokens: int
     metrics: list[Named]
+    more: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
@@ -207,6 +209,7 @@ class Report:
                     "loss": loss,
                     "learning_rate": rate,
                     "grad_norm": norm,
+                    **numbers_of_step.more,
                     **_means(numbers_of_step.metrics),
                     **shares,
                     "tokens": numbers_of_step.tokens,
@@ -218,7 +221,8 @@ class Report:
             self.loss = loss
             numbers_of_step.check()
             if step == self._start + 1 or step % self._every == 0 or step == self._until:
-                self._print(step, loss, rate, tokens_read / seconds)
+                reward = numbers_of_step.more.get("reward")
+                self._print(step, loss, rate, tokens_read / seconds, reward)
             if self._shares is not None and (step % self._every == 0 or step == self._until):
                 for line in self._shares.warnings(step):
                     self.say(line)
@@ -234,7 +238,7 @@ class Report:
         if self._bar is not None:
             self._bar.close()
 
-    def _print(self, step: int, loss: float, rate: float, speed: float) -> None:
+    def _print(self, step: int, loss: float, rate: float, speed: float, reward: float | None) -> None:
         if self._bar is not None:
             self._bar.set_postfix(loss=f"{loss:.4f}", lr=f"{rate:.2e}", tokens_s=f"{speed:.0f}")
             return
@@ -243,7 +247,10 @@ class Report:
         left = ""
         if later and step < self._until:
             left = f", {duration(passed / later * (self._until - step))} left"
-        self.say(f"step {step}/{self._until}: loss {loss:.4f}, lr {rate:.2e}, {speed:.0f} tokens/s{left}")
+        scored = "" if reward is None else f"reward {reward:.3f}, "
+        self.say(
+            f"step {step}/{self._until}: {scored}loss {loss:.4f}, lr {rate:.2e}, {speed:.0f} tokens/s{left}"
+        )
 
 
 def peak_memory() -> int:

@@ -326,7 +326,51 @@ def token_logps(
         float32[B, T]: at t the log-probability of tokens[:, t + 1] given the earlier tokens of its
             segment; 0 at the last position and where a segment or the row's tokens end.
     """
-    rows = (tokens, positions, segment_ids, jnp.roll(tokens, -1, axis=1))
+    (nll,) = _of_tokens(forward, model, (tokens, positions, segment_ids), lambda *chunk: (token_nll(*chunk),))
+    return jnp.where(predicted(segment_ids > 0, segment_ids), -nll, 0.0)
+
+
+def tempered_logps(
+    forward: Computed, model: Any, rows: Sequence[jax.Array], temperature: float
+) -> tuple[jax.Array, jax.Array]:
+    """Compute the log-probability of each next token in the distribution at a temperature, and the entropy of
+    that distribution, which has no gradient.
+
+    Args:
+        rows: tokens, positions and segment_ids, int32[B, T].
+        temperature: above 0.
+
+    Returns:
+        float32[B, T] each, at the places of `token_logps`; the entropies in nats.
+    """
+
+    def of_chunk(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+        divided = logits / temperature
+        logs = jax.nn.log_softmax(jax.lax.stop_gradient(divided), axis=-1)
+        return token_nll(divided, targets), -(jnp.exp(logs) * logs).sum(-1)
+
+    nll, entropy = _of_tokens(forward, model, rows, of_chunk)
+    there = predicted(rows[2] > 0, rows[2])
+    return jnp.where(there, -nll, 0.0), jnp.where(there, jax.lax.stop_gradient(entropy), 0.0)
+
+
+def _of_tokens(
+    forward: Computed,
+    model: Any,
+    rows: Sequence[jax.Array],
+    of_chunk: Callable[[jax.Array, jax.Array], tuple[jax.Array, ...]],
+) -> tuple[jax.Array, ...]:
+    """Compute values of each position from its logits, a chunk at a time.
+
+    Args:
+        rows: tokens, positions and segment_ids, int32[B, T].
+        of_chunk: (logits float32[B, size, V], next tokens int32[B, size]) -> values float32[B, size].
+
+    Returns:
+        float32[B, T] each; arbitrary where a segment or the row's tokens end.
+    """
+    tokens = rows[0]
+    rows = (*rows, jnp.roll(tokens, -1, axis=1))
     *inputs, targets = dealt(rows) if forward.dealt else rows
     hidden = forward.hidden(model, *inputs)
     head = forward.head(model)
@@ -337,17 +381,15 @@ def token_logps(
 
     # prevent_cse is off: a scan's iterations share nothing that recomputing could be merged with.
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def nll_of(weights: Arrays, x: jax.Array, targets: jax.Array) -> jax.Array:
-        return token_nll(chunk_logits(head, tuple(array.astype(dtype) for array in weights), x), targets)
+    def values_of(weights: Arrays, x: jax.Array, targets: jax.Array) -> tuple[jax.Array, ...]:
+        return of_chunk(chunk_logits(head, tuple(array.astype(dtype) for array in weights), x), targets)
 
-    def body(_: None, xs: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
-        return None, nll_of(arrays, *xs)
+    def body(_: None, xs: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, ...]]:
+        return None, values_of(arrays, *xs)
 
-    _, nll = jax.lax.scan(body, None, chunks.split(hidden, targets))
-    nll = chunks.join(nll)
-    if forward.dealt:
-        nll = collect(nll, tokens.shape[1])
-    return jnp.where(predicted(segment_ids > 0, segment_ids), -nll, 0.0)
+    _, values = jax.lax.scan(body, None, chunks.split(hidden, targets))
+    joined = map(chunks.join, values)
+    return tuple(collect(value, tokens.shape[1]) if forward.dealt else value for value in joined)
 
 
 def _dft(_: TrainSettings, logits: jax.Array, targets: jax.Array) -> jax.Array:

@@ -25,6 +25,9 @@ from ..metrics.run_report import EXPERT_TOKENS, Named
 from ..model.expert_load import Collected, uncollected
 from ..model.loading import Built
 from ..model.lora import AdapterProvider
+from ..reinforcement.loss_types import LossSettings
+from ..reinforcement.policy_loss import Completions, policy_loss
+from ..sections import Grpo
 from ..settings import TrainSettings
 from .losses import (
     TOKEN_LOSSES,
@@ -38,6 +41,7 @@ from .losses import (
     likelihood,
     logps_of,
     predicted,
+    tempered_logps,
     token_logps,
 )
 from .objectives import OBJECTIVES
@@ -105,6 +109,8 @@ def objective_loss(
         float32[], and the objective's metrics.
     """
     objective = OBJECTIVES[settings.objective]
+    if settings.grpo is not None:
+        return reinforced_loss(settings.grpo, forward, model, asked[0], inputs)
     if objective.format:
         policy = functools.partial(token_logps, forward, model)
         reference, still = map(logps_of, asked)
@@ -224,6 +230,45 @@ def kto_loss(
     rewards = train.beta * shares * jnp.where(real, gains, 0.0)
     chosen, rejected = (jnp.where(sides == side, rewards, 0.0).sum() for side in (1, -1))
     return total, dict(zip(ANSWER_METRICS, (kl, chosen, rejected, chosen - rejected), strict=True))
+
+
+def reinforced_loss(
+    grpo: Grpo, forward: Computed, model: Any, reference: Asked, inputs: Batch
+) -> tuple[jax.Array, Named]:
+    """Return the loss of a micro-batch of completions, and its metrics.
+
+    Args:
+        reference: the model that training started from; it runs only if grpo.beta is not 0.
+        inputs: a prompt with its completion in each row, whose trained tokens the loss mask covers. Also
+            `advantages` float32[B] and `weights` float32[B], those of each row's trained tokens; with several
+            iterations `old` float32[B, T], log-probabilities under the policy that sampled, at the token
+            before. norm is the average number of trained tokens in the step's micro-batches. The weights
+            are those of the step times the number of its micro-batches, because a step takes their mean.
+    """
+    rows = [inputs[name] for name in ("tokens", "positions", "segment_ids")]
+    mask = predicted(inputs["loss_mask"], inputs["segment_ids"])
+    logps, entropy = tempered_logps(forward, model, rows, grpo.temperature)
+    before = None
+    if grpo.beta:
+        before = jax.lax.stop_gradient(
+            reference(lambda forward, model: tempered_logps(forward, model, rows, grpo.temperature)[0])
+        )
+    batch = Completions(
+        mask=mask,
+        segment_ids=inputs["segment_ids"],
+        advantages=jnp.broadcast_to(inputs["advantages"][:, None], mask.shape),
+        weights=jnp.broadcast_to(inputs["weights"][:, None], mask.shape),
+        tokens=inputs["norm"],
+        old=inputs.get("old"),
+        reference=before,
+    )
+    return policy_loss(loss_settings(grpo), logps, batch, entropy)
+
+
+def loss_settings(grpo: Grpo) -> LossSettings:
+    """Return the settings of the policy's loss."""
+    names = ("epsilon", "epsilon_high", "beta", "kl", "kl_bias_correction", "ratio")
+    return LossSettings(grpo.loss, **{name: getattr(grpo, name) for name in names})
 
 
 def balanced(loss: jax.Array, more: Named, loads: Collected, coefficient: float) -> tuple[jax.Array, Named]:

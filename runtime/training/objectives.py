@@ -138,7 +138,14 @@ def keeps_copy(train: Any, lora: Any) -> bool:
     the reference is the base without its fresh adapters. A run from lora.start_from keeps one, as in TRL, and
     so does one that trains whole modules or rows, whose original values are nowhere else."""
     kept = lora is None or lora.start_from is not None or bool(lora.modules_to_save or lora.trainable_tokens)
-    return OBJECTIVES[train.objective].refers(train.loss_type) and kept
+    return compares(train) and kept
+
+
+def compares(train: Any) -> bool:
+    """Return whether the loss needs the model that training starts from."""
+    if train.grpo is not None:
+        return bool(train.grpo.beta)
+    return OBJECTIVES[train.objective].refers(train.loss_type)
 
 
 def settings_of(train: Mapping[str, Any]) -> str:

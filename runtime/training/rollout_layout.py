@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -19,7 +20,7 @@ from ..errors import UserError
 from ..model.decode import Completions, Generation, Prompts, jit_generate
 from ..model.loading import Built, abstract_model, variables_of
 from ..model.partition_rules import Rule, divisible
-from ..model.sharding import arrange, named, shard_rows
+from ..model.sharding import Rows, arrange, named
 
 
 class RolloutLayout:
@@ -84,6 +85,8 @@ class RolloutLayout:
 
         def called(trained: Any, base: Any, prompts: Prompts) -> Completions:
             with self.mesh:
-                return run(trained, base, shard_rows(prompts, self.mesh))
+                rows = Rows.of(self.mesh, len(prompts["tokens"]))
+                here = {name: np.asarray(value)[list(rows.here)] for name, value in prompts.items()}
+                return run(trained, base, rows.place(here))
 
         return called

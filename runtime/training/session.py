@@ -41,6 +41,7 @@ from ..hosts.single import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
 from ..metrics import run_facts
 from ..metrics.loggers import (
+    COMPLETIONS,
     FILE,
     GENERATIONS,
     Metrics,
@@ -86,6 +87,7 @@ class Session:
         resumed: the checkpoint that --resume continues from; None without it.
         prepared: the data.
         prompts: the prompts that are answered at each evaluation, None for none.
+        tokenizer: from `load_tokenizer`.
         continue_from: the step after which the recipe's schedule begins.
         longer: the change of the run's length or schedule since its record; None on hosts after the first.
         interrupts: the signals that end the run after a step.
@@ -105,6 +107,7 @@ class Session:
     hosts: SingleProcess | ProcessGroup = SINGLE
     local: LocalCheckpoints | None = None
     prompts: Prompts | None = None
+    tokenizer: Any = None
     continue_from: int = 0
     longer: Longer | None = None
     began: Placement | None = None
@@ -180,7 +183,7 @@ class Session:
         publish: Callable[[Path], None] = nowhere
         if remote:
             if restored:
-                for name in (FILE, GENERATIONS):
+                for name in (FILE, GENERATIONS, COMPLETIONS):
                     download(folder / name, self.directory)
             publish = publisher(self.directory)
         files = RunFiles(folder, self.directory, self.artifact, self.arguments.resume, restored)
@@ -336,6 +339,7 @@ def begin(
     hosts.barrier("begin")
     return Session(
         *(artifact, arguments, directory, mesh, base, point, prepared, interrupts, hosts, local, prompts),
+        tokenizer,
         settings.train.continue_from or 0,
         longer,
         None if began is None else Placement.of(began),

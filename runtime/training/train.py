@@ -18,6 +18,8 @@ from ..model.loading import build
 from ..model.partition_rules import Rule
 from ..model.sharding import Rows
 from ..progress import Progress
+from ..reinforcement.rewards import Reward
+from ..sections import RewardLimits, Rollout
 from ..settings import (
     CheckpointSettings,
     DataSettings,
@@ -30,6 +32,7 @@ from .adapter_start import first_values, start_from
 from .arguments import Arguments, parser_of
 from .ending import attended, farewell, watching
 from .recorder import Recorder
+from .reinforcement import Reinforced, scoring
 from .session import Session, begin, checkpoint_directory
 from .trainer import Checkpointing, Trainer
 
@@ -59,6 +62,9 @@ def run(
     optimizer: Callable[[Any], optax.GradientTransformation],
     rules: Sequence[Rule] = (),
     cache: str | None = None,
+    rewards: Sequence[Reward] = (),
+    reward_limits: RewardLimits | None = None,
+    rollout: Rollout | None = None,
 ) -> int:
     """Train, and print one line about it at the end.
 
@@ -70,6 +76,7 @@ def run(
         optimizer: makes the chain from a schedule.
         cache: folder or gs:// address for results that the next run reuses, relative to --output;
             None keeps nothing.
+        rewards, reward_limits, rollout: of a run that learns from rewards of its own completions.
 
     Returns:
         The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
@@ -80,8 +87,10 @@ def run(
     def work(interrupts: Interrupts, hosts: SingleProcess | ProcessGroup) -> int:
         with watching(interrupts, mesh.platform):
             session = begin(artifact, arguments, directory, settings, cache, interrupts, hosts)
-            with closing(session.prepared):
-                return _run(session, settings, learning_rate, optimizer)
+            limits = reward_limits or RewardLimits()
+            with closing(session.prepared), scoring(session, train, rewards, limits) as score:
+                reinforced = Reinforced(rewards, score, rollout or Rollout()) if score else None
+                return _run(session, settings, learning_rate, optimizer, reinforced)
 
     return attended(functools.partial(farewell, directory=directory), mesh.hosts, work)
 
@@ -91,6 +100,7 @@ def _run(
     settings: RunSettings,
     learning_rate: Callable[[int], Callable[[int], Any]],
     optimizer: Callable[[Any], optax.GradientTransformation],
+    reinforced: Reinforced | None,
 ) -> int:
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
     trace = session.arguments.trace
@@ -148,6 +158,8 @@ def _run(
         restored = trainer.train_steps
         session.enter(restored)
         with session.metrics(restored, train, trainer.close) as metrics:
+            if reinforced is not None:
+                feed = reinforced.feed(session, settings, trainer, rows, metrics)
             outcome = trainer.fit(feed, session.until, schedule, metrics, session.interrupts, session.hosts)
     if recorder is not None and trace is not None:
         recorder.end(trainer.model).write(trace)

@@ -154,6 +154,7 @@ class Trainer(PeftTrainer):
             manager.restore(step, self._arrays())
             set_step(self.optimizer, step, accumulation)
             self._train_steps, self._iter_steps = step, step * accumulation
+        self._restored = self._iter_steps
 
     def fit(
         self,
@@ -176,6 +177,7 @@ class Trainer(PeftTrainer):
             Interrupted: after a signal, once the step is done and saved.
         """
         self._tokens, self._rows, self._hosts = data.tokens, data.rows, hosts
+        self._numbers = data.numbers
         if not isinstance(hosts, SingleProcess):
             self.checkpoint_manager.on_failure = hosts.give_up
         if self._recorder is not None:
@@ -200,7 +202,11 @@ class Trainer(PeftTrainer):
                 and self._train_steps < until
                 and hosts.may_begin(self._train_steps + 1, interrupts.requested)
             ):
-                numbers = self._step(train_step, stream)
+                try:
+                    numbers = self._step(train_step, stream)
+                except UserError:
+                    self._rescue(data, report, metrics, evaluating)
+                    raise
                 step = self._train_steps
                 report.add(numbers)
                 save = step == until or step % self._every_steps == 0
@@ -239,6 +245,27 @@ class Trainer(PeftTrainer):
             raise Interrupted(hosts.stopped_by)
         outcome.step, outcome.loss, outcome.tokens_per_second = self._train_steps, report.loss, report.speed
         return outcome
+
+    def current(self) -> tuple[Built, Step, Any]:
+        """Return the model of the next step, the functions of steps, and the newest trained arrays."""
+        built = self._built if self._train_steps >= self._rounds_from else self._before
+        return built, self._step_functions, self._live[0]
+
+    def _rescue(
+        self,
+        data: TrainingData,
+        report: Report,
+        metrics: Metrics | Nowhere,
+        evaluating: Evaluating | None,
+    ) -> None:
+        """Save the last whole step of a run whose next batch fails, unless its checkpoint exists. Several
+        processes do not learn of the failure at the same step, and save nothing."""
+        if self._numbers is None or self._hosts.count > 1 or self._iter_steps == self._restored:
+            return
+        report.read()
+        metrics.flush()
+        self._save(self._train_steps, self._metadata(data, evaluating))
+        self._finish()
 
     def close(self) -> None:
         """Wait for a checkpoint that is being written. `fit` has raised the errors of earlier ones."""
@@ -315,12 +342,24 @@ class Trainer(PeftTrainer):
                 "its files changed during the run: restore them, and continue with --resume",
             )
         self._iter_steps += self._accumulation
+        measured: Mapping[str, float] = {}
+        if self._numbers is not None:
+            measured = self._timed(self._numbers(self._train_steps), tokens, begun, losses[-1])
         self._train_steps += 1
         seconds = time.perf_counter() - begun - waited
         self._hosts.log(f"step {self._train_steps}: {seconds:.3f} s here, {waited:.3f} s waiting for devices")
         if self._recorder is not None:
             self._recorder.after(self._train_steps, losses)
-        return Numbers(self._train_steps, losses, norm, tokens, metrics)
+        return Numbers(self._train_steps, losses, norm, tokens, metrics, measured)
+
+    def _timed(
+        self, numbers: Mapping[str, float], tokens: int, begun: float, loss: jax.Array
+    ) -> Mapping[str, float]:
+        """Wait for a step on completions, and add the seconds of its update to its metrics."""
+        jax.block_until_ready(loss)
+        seconds = time.perf_counter() - begun
+        seconds -= sum(numbers.get(name, 0.0) for name in ("rollout_seconds", "reward_seconds"))
+        return {**numbers, "update_seconds": seconds, "update_tokens_per_second": tokens / max(seconds, 1e-9)}
 
     def _placed(self, batch: Batch) -> dict[str, jax.Array]:
         rows = self._rows or Rows.of(self._mesh, len(batch["tokens"]))

@@ -66,7 +66,7 @@ if __name__ == "__main__":
             train=TRAIN,
             checkpoint=CHECKPOINT,
             learning_rate=learning_rate,
-            optimizer=optimizer,
+            optimizer=optimizer,{arguments}
         )
     )
 """
@@ -111,9 +111,18 @@ def write_artifact(folder: Path, **changes: Any) -> None:
 
     Args:
         changes: devices, rate, steps, every (steps between checkpoints), keep, shape (of the schedule),
-            continue_from, and `prelude`, which is code.
+            continue_from, `prelude`, which is code, and `arguments`, more of them for run().
     """
-    values = {"devices": 2, "rate": 1e-2, "steps": STEPS, "every": 2, "keep": 2, "prelude": "", **changes}
+    values = {
+        "devices": 2,
+        "rate": 1e-2,
+        "steps": STEPS,
+        "every": 2,
+        "keep": 2,
+        "prelude": "",
+        "arguments": "",
+        **changes,
+    }
     values = {"shape": "linear", "continue_from": None, **values}
     rate = values["rate"]
     schedule = SCHEDULES[values["shape"]].format(rate=rate)

@@ -1,0 +1,107 @@
+"""A run that learns from rewards of its own completions: what train.py needs in addition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..data.batches import TrainingData
+from ..data.prompt_order import PromptSchedule
+from ..data.stops import end_tokens, generation_config
+from ..model.sharding import Rows
+from ..reinforcement.rewards import Reward, Rewards
+from ..sections import RewardLimits, Rollout
+from ..settings import RunSettings, TrainSettings
+from .rollouts import Generator, Rollouts, Run, generation_of, stop_tokens
+from .session import Session
+from .trainer import Trainer
+
+if TYPE_CHECKING:
+    from ..metrics.loggers import Metrics, Nowhere
+
+Score = Callable[..., list[Any]]
+"""`Rewards.score`."""
+
+
+@contextmanager
+def scoring(
+    session: Session, train: TrainSettings, rewards: Sequence[Reward], limits: RewardLimits
+) -> Iterator[Score | None]:
+    """Yield the function that scores completions, with its processes started; None if nothing is scored.
+
+    Only the first host starts processes.
+
+    Raises:
+        UserError: a function cannot be imported.
+    """
+    if train.grpo is None:
+        yield None
+        return
+    with Rewards(rewards, limits.seconds, limits.memory_mebibytes * 2**20) as processes:
+        if session.hosts.first:
+            processes.start()
+        yield processes.score
+
+
+@dataclass(frozen=True)
+class Reinforced:
+    """The rewards of a run, the function that scores with them, and how completions are generated."""
+
+    rewards: Sequence[Reward]
+    score: Score
+    rollout: Rollout
+
+    def feed(
+        self,
+        session: Session,
+        settings: RunSettings,
+        trainer: Trainer,
+        rows: Rows,
+        metrics: Metrics | Nowhere,
+    ) -> TrainingData:
+        """Return what the trainer reads.
+
+        Raises:
+            UserError: train.grpo.stop has a text that is not one token.
+        """
+        prepared, base, tokenizer, grpo = (
+            session.prepared,
+            session.base,
+            session.tokenizer,
+            settings.train.grpo,
+        )
+        assert grpo is not None and isinstance(prepared.schedule, PromptSchedule)
+        generation = generation_config(base.side_files, base.side_file)
+        ends = {*end_tokens(generation), tokenizer.eos_token_id, *prepared.ends} - {None}
+        ends |= {*stop_tokens(grpo.stop, tokenizer)}
+        generator = Generator(
+            trainer,
+            session.mesh,
+            self.rollout,
+            generation_of(grpo, sorted(ends)),
+            settings.rules,
+            prepared.schedule.rows_per_step,
+        )
+
+        def decode(ids: Sequence[int]) -> str:
+            return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+        rollouts = Rollouts(
+            prepared.schedule,
+            grpo,
+            generator,
+            (self.rewards, self.score),
+            decode,
+            rows,
+            Run(settings.train.seed, trainer, session.directory, prepared.state, metrics, session.hosts),
+        )
+        return TrainingData(
+            batches=rollouts.batches,
+            state=rollouts.state,
+            origins=rollouts.origins,
+            tokens=rollouts.tokens_of,
+            rows=rows,
+            numbers=rollouts.numbers,
+        )

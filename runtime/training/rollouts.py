@@ -1,0 +1,581 @@
+"""The batches of a run that learns from its own completions: generate, score, compare, and train on them.
+
+A batch is `prompts` groups of `num_generations` completions, which `iterations` optimizer steps train on. It
+depends on its number, the data, the seed and the weights before it. So an interrupted run gets the same
+batches again. With several iterations, the weights have changed when a step within a batch is saved. The
+batch is then stored next to the checkpoints.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ..addresses import path_of, reached, write_whole
+from ..checkpoints.steps import saved_steps
+from ..data.batches import Batch
+from ..data.prompt_order import PromptSchedule
+from ..errors import UserError
+from ..hosts.single import SINGLE, SingleProcess
+from ..model.decode import Completions, Generation, right_padded
+from ..model.forward import Forward
+from ..model.loading import Built
+from ..model.partition_rules import Rule, data_parallel
+from ..model.sampling import Sampling, salts_of
+from ..model.sharding import Rows
+from ..reinforcement.advantages import (
+    combined_rewards,
+    group_advantages,
+    leave_one_out_advantages,
+    overlong_penalty,
+    without_difference,
+)
+from ..reinforcement.rewards import Reward
+from ..reinforcement.token_weights import token_weights, trained_mask
+from ..sections import Grpo, Rollout
+from .losses import tempered_logps
+from .rollout_layout import RolloutLayout
+from .step import Step
+
+if TYPE_CHECKING:
+    from ..hosts.group import ProcessGroup
+    from ..metrics.loggers import Metrics, Nowhere
+
+SHOWN = 16
+"""The most completions of a batch that completions.jsonl gets."""
+STORED = "rollouts-{}.npz"
+"""The file of a batch, by its number, next to the checkpoints within it."""
+
+
+class Current(Protocol):
+    """A trainer between two steps."""
+
+    def current(self) -> tuple[Built, Step, Any]:
+        """Return the model of the next step, the functions of steps, and the newest trained arrays."""
+
+
+class Generator:
+    """Generate completions with the arrays that a trainer trains.
+
+    Args:
+        trainer: whose arrays are used.
+        mesh: of the training step.
+        rollout: the mesh for generation, and the number of rows at once.
+        generation: the lengths, ends and sampling of completions.
+        rules: sharding rules of that mesh.
+        rows: the number of completions of a batch.
+    """
+
+    def __init__(
+        self,
+        trainer: Current,
+        mesh: Mesh,
+        rollout: Rollout,
+        generation: Generation,
+        rules: Sequence[Rule],
+        rows: int,
+    ) -> None:
+        self._trainer, self._mesh, self._rules, self._generation = trainer, mesh, rules, generation
+        self._axes = dict(rollout.axes or mesh.shape)
+        parts = data_parallel(self._axes)
+        self._rows = -(-min(rows, rollout.rows or rows) // parts) * parts
+        self._programs: dict[int, tuple[RolloutLayout, Callable[..., Completions]]] = {}
+        self._base: Any = None
+
+    def generate(self, prompts: Mapping[str, np.ndarray]) -> Completions:
+        """Return the completions of prompts, as numpy arrays that are whole on every host.
+
+        Args:
+            prompts: as for `decode.generate`, any number of rows.
+        """
+        built, step, trained = self._trainer.current()
+        if id(built) not in self._programs:
+            layout = RolloutLayout(built, self._mesh, self._axes, self._rules)
+            if self._base is None:
+                self._base = layout.place(step.base[0])
+            run = layout.jit_generate(
+                lambda trained, base: step.merged(trained, (base, None)), self._generation
+            )
+            self._programs[id(built)] = layout, run
+        layout, run = self._programs[id(built)]
+        placed = layout.place(trained)
+        total = len(prompts["tokens"])
+        parts = []
+        for start in range(0, total, self._rows):
+            part = {name: array[start : start + self._rows] for name, array in prompts.items()}
+            short = self._rows - len(part["tokens"])
+            padded = {
+                name: np.pad(array, ((0, short), *((0, 0),) * (array.ndim - 1)))
+                for name, array in part.items()
+            }
+            parts.append([np.asarray(array) for array in run(placed, self._base, padded)])
+        return Completions(*(np.concatenate(arrays)[:total] for arrays in zip(*parts, strict=True)))
+
+
+@dataclass
+class Rolled:
+    """A batch of completions that is ready to train on, R rows of T tokens.
+
+    Attributes:
+        tokens: int32[R, T], prompt and completion, padded on the right.
+        prompt_lengths, lengths: int32[R], tokens of the prompt, and of both.
+        trained: bool[R], whether the completion is trained.
+        advantages, weights: float32[R], of the completion's tokens in the loss of the step.
+        old: float32[R, T], log-probabilities before the batch's first step; float32[0, 0] for one iteration.
+        taken: int64[], the number of prompts that are taken until the end of this batch.
+    """
+
+    tokens: np.ndarray
+    prompt_lengths: np.ndarray
+    lengths: np.ndarray
+    trained: np.ndarray
+    advantages: np.ndarray
+    weights: np.ndarray
+    old: np.ndarray
+    taken: np.ndarray
+
+    @property
+    def loss_mask(self) -> np.ndarray:
+        """Return bool[R, T], the trained tokens."""
+        places = np.arange(self.tokens.shape[1])
+        inside = (places >= self.prompt_lengths[:, None]) & (places < self.lengths[:, None])
+        return inside & self.trained[:, None]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Groups of completions with their scores, P prompts of G completions; arrays by row have P * G rows.
+
+    Attributes:
+        numbers: int64[P], the number of each prompt in the run.
+        completions: of all rows.
+        scores: float64[functions, P, G], NaN where a function did not score a completion.
+        rewards: float64[P, G], with the penalty of long completions.
+        texts: the text of each completion.
+    """
+
+    numbers: np.ndarray
+    completions: Completions
+    scores: np.ndarray
+    rewards: np.ndarray
+    texts: list[str]
+
+    def replaced(self, groups: np.ndarray, other: Scored) -> Scored:
+        """Return these groups with other ones at the places `groups`."""
+        rows = (groups[:, None] * self.rewards.shape[1] + np.arange(self.rewards.shape[1])).ravel()
+        texts = list(self.texts)
+        for row, text in zip(rows, other.texts, strict=True):
+            texts[row] = text
+
+        def put(array: np.ndarray, new: np.ndarray, places: np.ndarray, axis: int = 0) -> np.ndarray:
+            out = np.array(array)
+            out[(slice(None),) * axis + (places,)] = new
+            return out
+
+        return Scored(
+            put(self.numbers, other.numbers, groups),
+            Completions(*(put(a, b, rows) for a, b in zip(self.completions, other.completions, strict=True))),
+            put(self.scores, other.scores, groups, 1),
+            put(self.rewards, other.rewards, groups),
+            texts,
+        )
+
+
+class Rollouts:
+    """The micro-batches of a run that learns from its own completions.
+
+    Args:
+        schedule: the order of the prompts.
+        grpo: of the recipe.
+        generator: generates completions; its lengths are those of `grpo`.
+        rewards: the functions of the rewards.
+        score: scores completions (`Rewards.score`); only the first host calls it.
+        decode: turns tokens into text.
+        rows: the rows of a micro-batch.
+        run: what else the run has.
+    """
+
+    def __init__(
+        self,
+        schedule: PromptSchedule,
+        grpo: Grpo,
+        generator: Generator,
+        rewards: tuple[Sequence[Reward], Callable[..., list[Any]]],
+        decode: Callable[[Sequence[int]], str],
+        rows: Rows,
+        run: Run,
+    ) -> None:
+        self._schedule, self._grpo, self._generator = schedule, grpo, generator
+        self._rewards, self._score = rewards
+        self._decode, self._rows, self._run = decode, rows, run
+        self._names = reward_names(self._rewards)
+        self._accumulation = schedule.rows_per_step // rows.total
+        self._batch: tuple[int, Rolled] | None = None
+        self._numbers: dict[int, dict[str, float]] = {}
+        self._logps: dict[int, Any] = {}
+        keys: dict[str, None] = {}
+        for index in range(len(schedule.samples)):
+            keys.update(dict.fromkeys(schedule.samples.prompt(index)[1]))
+        self._columns = list(keys)
+
+    def batches(self, step: int) -> Iterator[Batch]:
+        """Yield the micro-batches of optimizer step `step`, from 0, and of all later ones.
+
+        The next step's completions are generated when its first micro-batch is asked for.
+
+        Raises:
+            UserError: a reward fails, or a stored batch is missing.
+        """
+        while True:
+            number, iteration = divmod(step, self._grpo.iterations)
+            self._numbers = {step: {}}
+            if self._batch is None or self._batch[0] != number:
+                rolled = self._loaded(number) if iteration else self._rolled(number, step)
+                self._batch = number, rolled
+            for part in range(self._accumulation):
+                yield self._micro_batch(step, part, self._rows.here)
+            step += 1
+
+    def numbers(self, step: int) -> Mapping[str, float]:
+        """Return the metrics of the batch that step `step`, from 0, has begun; {} for the later ones."""
+        return self._numbers.get(step, {})
+
+    def state(self, step: int) -> Mapping[str, Any]:
+        """Return the data's state after a step, for its checkpoint; store a batch that goes on after it."""
+        if step % self._grpo.iterations and self._batch is not None:
+            self._store(*self._batch)
+        return self._run.state(step)
+
+    def tokens_of(self, index: int) -> int:
+        """Return the number of real tokens of a micro-batch of the current step."""
+        assert self._batch is not None
+        part = index % self._accumulation
+        return int(self._batch[1].lengths[part * self._rows.total : (part + 1) * self._rows.total].sum())
+
+    def origins(self, index: int) -> list[str]:
+        """Return the places of a micro-batch's prompts in their sources."""
+        batch = index // self._accumulation // self._grpo.iterations
+        first, count = self._schedule.taken(batch), self._schedule.prompts
+        return self._schedule.origins_of(range(first, first + count))
+
+    def _micro_batch(self, step: int, part: int, here: Sequence[int]) -> Batch:
+        assert self._batch is not None
+        rolled, size = self._batch[1], self._rows.total
+        chosen = part * size + np.asarray(here)
+        places = np.arange(rolled.tokens.shape[1], dtype=np.int32)
+        real = places < rolled.lengths[chosen, None]
+        mask = rolled.loss_mask
+        batch = {
+            "tokens": rolled.tokens[chosen],
+            "positions": np.where(real, places, 0).astype(np.int32),
+            "segment_ids": real.astype(np.int32),
+            "loss_mask": mask[chosen],
+            "norm": np.asarray(mask.sum() / self._accumulation, np.float32),
+            "index": np.asarray(step * self._accumulation + part, np.int32),
+            "advantages": rolled.advantages[chosen],
+            "weights": (rolled.weights[chosen] * np.float32(self._accumulation)).astype(np.float32),
+        }
+        if rolled.old.size:
+            batch["old"] = rolled.old[chosen]
+        return batch
+
+    def _rolled(self, number: int, step: int) -> Rolled:
+        """Generate and score a batch, and record its metrics."""
+        grpo, schedule = self._grpo, self._schedule
+        taken = schedule.taken(number)
+        spent = {"rollout_seconds": 0.0, "reward_seconds": 0.0, "generated": 0.0}
+        scored = self._scored(np.arange(taken, taken + schedule.prompts), f"{number}.0", spent)
+        taken += schedule.prompts
+        again = 0
+        for attempt in range(1, grpo.dynamic_sampling + 1):
+            flat = np.flatnonzero(without_difference(scored.rewards))
+            if not len(flat):
+                break
+            new = self._scored(np.arange(taken, taken + len(flat)), f"{number}.{attempt}", spent)
+            taken, again = taken + len(flat), again + len(flat)
+            scored = scored.replaced(flat, new)
+        schedule.take(number, taken)
+        rolled, advantages = self._compared(scored, taken)
+        self._batch = number, rolled
+        if grpo.iterations > 1:
+            began = time.perf_counter()
+            rolled.old = self._old(step)
+            spent["rollout_seconds"] += time.perf_counter() - began
+        self._numbers = {step: {**self._measured(scored, spent), "groups_drawn_again": float(again)}}
+        self._run.metrics.completions(step + 1, self._shown(scored, advantages))
+        return rolled
+
+    def _scored(self, numbers: np.ndarray, name: str, spent: dict[str, float]) -> Scored:
+        """Generate and score the completions of prompts.
+
+        Args:
+            numbers: int64[P], of the prompts in the run.
+            name: of the reward's call in the run.
+            spent: gets the seconds and the generated tokens.
+        """
+        grpo, samples = self._grpo, self._schedule.samples
+        group = grpo.num_generations
+        indices = [self._schedule.prompt(int(number)) for number in numbers]
+        lengths = np.repeat(samples.lengths[indices], group)
+        tokens = np.zeros((len(indices), grpo.max_prompt_length), np.int32)
+        for row, index in zip(tokens, indices, strict=True):
+            ids = samples[index].tokens
+            row[: len(ids)] = ids
+        salts = salts_of(self._run.seed, np.repeat(numbers, group), np.tile(np.arange(group), len(numbers)))
+        began = time.perf_counter()
+        completions = self._generator.generate(
+            right_padded(np.repeat(tokens, group, 0), lengths, np.asarray(salts))
+        )
+        spent["rollout_seconds"] += time.perf_counter() - began
+        spent["generated"] += float(completions.lengths.sum())
+        ids_of = [row[:length].tolist() for row, length in zip(*completions[:2], strict=True)]
+        texts = [self._decode(ids) for ids in ids_of]
+        began = time.perf_counter()
+        values = self._run.hosts.agree(f"rewards {name}", lambda: self._asked(indices, ids_of, texts))
+        spent["reward_seconds"] += time.perf_counter() - began
+        scores = np.array(values, np.float64).reshape(len(self._rewards), len(indices), group)
+        rewards = combined_rewards(scores, [reward.weight for reward in self._rewards])
+        if grpo.overlong_penalty is not None:
+            by_row = completions.lengths.reshape(rewards.shape)
+            rewards = rewards + overlong_penalty(by_row, grpo.max_completion_length, grpo.overlong_penalty)
+        return Scored(numbers, completions, scores, rewards, texts)
+
+    def _asked(self, indices: list[int], ids: list[list[int]], texts: list[str]) -> list[Any]:
+        """Return each function's scores of completions, a group for each prompt."""
+        group, samples = self._grpo.num_generations, self._schedule.samples
+        prompts: list[Any] = []
+        columns: dict[str, list[Any]] = {name: [] for name in self._columns}
+        for index in indices:
+            prompt, row = samples.prompt(index)
+            prompts += [prompt] * group
+            for name in self._columns:
+                columns[name] += [row.get(name)] * group
+        answers = [
+            text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        return self._score(prompts, answers, ids, columns)
+
+    def _compared(self, scored: Scored, taken: int) -> tuple[Rolled, np.ndarray]:
+        """Return a batch ready to train on, without `old`; and the advantages, float32[P, G]."""
+        grpo, samples = self._grpo, self._schedule.samples
+        if grpo.loss == "rloo" and grpo.scale_rewards != "group":
+            advantages = leave_one_out_advantages(scored.rewards, grpo.scale_rewards == "batch")
+        else:
+            advantages = group_advantages(scored.rewards, grpo.scale_rewards)
+        group, done = grpo.num_generations, scored.completions
+        count = len(done.tokens)
+        tokens = np.zeros((count, grpo.max_prompt_length + grpo.max_completion_length), np.int32)
+        prompt_lengths = np.zeros(count, np.int32)
+        for row in range(count):
+            ids = samples[self._schedule.prompt(int(scored.numbers[row // group]))].tokens
+            prompt_lengths[row] = len(ids)
+            tokens[row, : len(ids)] = ids
+            tokens[row, len(ids) : len(ids) + done.lengths[row]] = done.tokens[row, : done.lengths[row]]
+        inside = np.arange(grpo.max_completion_length) < done.lengths[:, None]
+        mask = trained_mask(inside, ~done.ended if grpo.mask_truncated else None)
+        weights = token_weights(mask, grpo.loss, grpo.max_completion_length).max(1, initial=0.0)
+        rolled = Rolled(
+            tokens=tokens,
+            prompt_lengths=prompt_lengths,
+            lengths=(prompt_lengths + done.lengths).astype(np.int32),
+            trained=np.asarray(mask.any(1)),
+            advantages=advantages.reshape(-1),
+            weights=weights.astype(np.float32),
+            old=np.zeros((0, 0), np.float32),
+            taken=np.asarray(taken, np.int64),
+        )
+        return rolled, advantages
+
+    def _old(self, step: int) -> np.ndarray:
+        """Return float32[R, T], the log-probabilities of the batch under the arrays before its first step."""
+        built, functions, trained = self._run.trainer.current()
+        if id(built) not in self._logps:
+            self._logps[id(built)] = jit_logps(built.forward, functions, self._rows.mesh, self._grpo)
+        logps, out = self._logps[id(built)], []
+        for part in range(self._accumulation):
+            batch = self._rows.place(self._micro_batch(step, part, self._rows.here))
+            out.append(np.asarray(logps(trained, functions.base[0], batch)))
+        return np.concatenate(out)
+
+    def _measured(self, scored: Scored, spent: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics of a batch."""
+        done, rewards = scored.completions, scored.rewards
+        numbers = {"reward": _mean(rewards), "reward_std": _mean(_spreads(rewards))}
+        for name, scores in zip(self._names, scored.scores, strict=True):
+            numbers[f"reward/{name}"] = _mean(scores)
+            numbers[f"reward_std/{name}"] = float(_spreads(scores.reshape(1, -1))[0])
+        numbers |= {
+            "frac_reward_zero_std": float(without_difference(rewards).mean()),
+            "completion_length": float(done.lengths.mean()),
+            "completion_length_min": float(done.lengths.min()),
+            "completion_length_max": float(done.lengths.max()),
+            "truncated_share": float((~done.ended).mean()),
+            "rollout_seconds": spent["rollout_seconds"],
+            "reward_seconds": spent["reward_seconds"],
+            "rollout_tokens_per_second": spent["generated"] / max(spent["rollout_seconds"], 1e-9),
+        }
+        return {name: value for name, value in numbers.items() if np.isfinite(value)}
+
+    def _shown(self, scored: Scored, advantages: np.ndarray) -> list[dict[str, Any]]:
+        """Return the first completions of a batch, in the form that completions.jsonl stores."""
+        group, out = self._grpo.num_generations, []
+        for row in range(min(SHOWN, len(scored.texts))):
+            place = divmod(row, group)
+            number = int(scored.numbers[place[0]])
+            scores = {
+                name: _plain(values[place]) for name, values in zip(self._names, scored.scores, strict=True)
+            }
+            out.append(
+                {
+                    "prompt": self._schedule.samples.prompt(self._schedule.prompt(number))[0],
+                    "completion": scored.texts[row],
+                    "tokens": int(scored.completions.lengths[row]),
+                    "ended": bool(scored.completions.ended[row]),
+                    "reward": _plain(scored.rewards[place]),
+                    "rewards": scores,
+                    "advantage": float(advantages[place]),
+                }
+            )
+        return out
+
+    def _store(self, number: int, rolled: Rolled) -> None:
+        """Write a batch next to the checkpoints, and remove those that no checkpoint needs."""
+        if not self._run.hosts.first:
+            return
+        content = io.BytesIO()
+        np.savez(content, **{field.name: getattr(rolled, field.name) for field in fields(Rolled)})
+        directory = self._run.directory
+        try:
+            with reached(directory, "written"):
+                write_whole(directory, STORED.format(number), content.getvalue())
+        except OSError as error:
+            raise UserError(
+                f"{directory}: the completions of a batch cannot be written: {error.strerror or error}",
+                "free disk space or allow writing to the directory, and continue with --resume",
+            ) from error
+        first = min(saved_steps(directory), default=0) // self._grpo.iterations
+        before, after = STORED.split("{}")
+        with suppress(OSError, UserError), reached(directory, "written"):
+            for file in path_of(directory).glob(f"{before}*{after}"):
+                batch = file.name.removeprefix(before).removesuffix(after)
+                if batch.isdigit() and int(batch) < first:
+                    file.unlink()
+
+    def _loaded(self, number: int) -> Rolled:
+        """Return a batch that was stored."""
+        directory, name = self._run.directory, STORED.format(number)
+        try:
+            with reached(directory):
+                content = (path_of(directory) / name).read_bytes()
+            with np.load(io.BytesIO(content)) as stored:
+                rolled = Rolled(**{field.name: stored[field.name] for field in fields(Rolled)})
+        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            raise UserError(
+                f"{directory}/{name}: the completions that the next step trains on cannot be read: {error}",
+                f"put the file back, or remove the checkpoints after step {number * self._grpo.iterations}",
+            ) from error
+        self._schedule.take(number, int(rolled.taken))
+        return rolled
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run's rollouts need besides its recipe.
+
+    Attributes:
+        seed: of the run.
+        trainer: whose arrays are used.
+        directory: of the checkpoints.
+        state: the data's state after an optimizer step.
+        metrics: get the completions.
+        hosts: the processes of the run.
+    """
+
+    seed: int
+    trainer: Current
+    directory: str
+    state: Callable[[int], Mapping[str, Any]]
+    metrics: Metrics | Nowhere
+    hosts: SingleProcess | ProcessGroup = SINGLE
+
+
+def generation_of(grpo: Grpo, ends: Sequence[int]) -> Generation:
+    """Return how completions are generated.
+
+    Args:
+        ends: the tokens that end a completion.
+    """
+    sampling = Sampling(grpo.temperature, grpo.top_k, grpo.top_p, grpo.min_p)
+    longest = grpo.max_prompt_length + grpo.max_completion_length
+    return Generation(grpo.max_completion_length, tuple(ends), sampling, longest)
+
+
+def stop_tokens(texts: Sequence[str], tokenizer: Any) -> list[int]:
+    """Return the tokens of train.grpo.stop.
+
+    Raises:
+        UserError: a text is not one token.
+    """
+    out = []
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) != 1 and text in tokenizer.get_vocab():
+            ids = [tokenizer.convert_tokens_to_ids(text)]
+        if len(ids) != 1:
+            raise UserError(
+                f"train.grpo.stop has {text!r}, which is {len(ids)} tokens of the tokenizer",
+                "give texts that are one token, or let a reward function cut the completion there",
+            )
+        out.append(int(ids[0]))
+    return out
+
+
+def jit_logps(forward: Forward, functions: Step, mesh: Mesh, grpo: Grpo) -> Any:
+    """Compile (trained, base, batch) -> float32[B, T], log-probabilities at the temperature of the rollout,
+    whole on every device."""
+
+    def logps(trained: nnx.State, base: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+        rows = [batch[name] for name in ("tokens", "positions", "segment_ids")]
+        return tempered_logps(forward, functions.merged(trained, (base, None)), rows, grpo.temperature)[0]
+
+    return jax.jit(logps, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def reward_names(rewards: Sequence[Reward]) -> list[str]:
+    """Return a unique name of each reward for its metrics: that of its function, with a number if another one
+    has it too."""
+    names: list[str] = []
+    for reward in rewards:
+        name, count = reward.function, 1
+        while name in names:
+            count += 1
+            name = f"{reward.function}_{count}"
+        names.append(name)
+    return names
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+
+
+def _spreads(values: np.ndarray) -> np.ndarray:
+    """Return each row's standard deviation, of n - 1 degrees of freedom; NaN for fewer than two numbers."""
+    count = np.isfinite(values).sum(1)
+    means = np.nansum(values, 1) / np.maximum(count, 1)
+    squares = np.nansum((values - means[:, None]) ** 2, 1)
+    return np.sqrt(np.where(count > 1, squares / np.maximum(count - 1, 1), np.nan))
+
+
+def _plain(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
