@@ -20,8 +20,6 @@ def test_run_learns_from_rewards(place: Path, lives: Lives) -> None:
     found = train(lives, place, "out", artifact="rl")
     assert found.status == 0, found.stderr
     entries = metrics(place / "out" / "checkpoints")
-    print(json.dumps(entries, indent=1))
-    print(found.stderr)
     rewards = [entry["reward"] for entry in entries]
     assert len(rewards) == 8
     assert sum(rewards[-2:]) > sum(rewards[:2])
