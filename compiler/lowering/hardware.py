@@ -8,9 +8,12 @@ date:
 - compiler: libtpu's settings to compile for it. Its chip_config: set where libtpu's default differs from
   how Cloud TPU exposes a chip (v4's two TensorCores are one device). cycles_ghz: the clock behind libtpu's
   estimated cycles: the published peak divided by the work of the matrix units in one cycle.
-- attention_block: the block size of splash attention's kernel. By the formula fitted to published timings
-  (compiler/plan/kernels.py), both passes take 10 to 24 % less time with 1024 on v6e and TPU7x, at lengths of
-  2048 and 4096, and more on v5p.
+- attention_block, windowed_attention_block: the block size of splash attention's kernel, without and with
+  windows in the model. Without windows, blocks of 1024 have one kernel for the backward pass. By the formula
+  fitted to published timings (compiler/plan/kernels.py), both passes then take 27 to 32 % less time on v5e
+  than with blocks of 512 and two kernels, at lengths of 2048 and 4096. With windows there are two kernels,
+  and larger blocks compute more scores that the window drops: on v6e and TPU7x they still take 10 to 24 %
+  less time, on the others more.
 - ici_gb_per_s: all links of a chip, in both directions. dcn_gbit_per_s: from a chip to other slices.
 - vllm: support by tpu-inference's compatibility table: "advised" in helps, "tested", "experimental", or "no
   kernel" where its ragged paged attention raises NotImplementedError. name and kernel_version:
@@ -40,7 +43,8 @@ DATA = Path(__file__).parents[1] / "data" / "hardware.json"
 OF_A_GENERATION = (
     *("hbm_gib", "bf16_tflops", "eight_bits", "eight_bit_tflops", "usd_per_chip_hour", "price_date"),
     *("runtime_version", "name_counts", "tensorcores_per_chip", "fp8_kv_cache", "fp8_matmul"),
-    *("hbm_gb_per_s", "ici_gb_per_s", "attention_block"),
+    *("hbm_gb_per_s", "ici_gb_per_s"),
+    *("attention_block", "windowed_attention_block"),
 )
 """What an accelerator has as its generation's entry of data/hardware.json says it."""
 
@@ -85,8 +89,9 @@ class Accelerator:
         gke_accelerator: the generation in GKE's node label: "tpu-v6e-slice"; None for a CPU.
         gke_machine: the machine type of a node that has the whole slice, None where no single node has.
         gke_disk: the type of disk that its machines attach: "hyperdisk-balanced"; None for a CPU.
-        attention_block: tokens of splash attention's largest block, where the recipe sets none; None for a
-            CPU.
+        attention_block, windowed_attention_block: tokens of splash attention's largest block, where the
+            recipe sets none, for models whose layers all see every earlier token and for models with windows;
+            None for a CPU.
     """
 
     name: str
@@ -114,6 +119,7 @@ class Accelerator:
     gke_machine: str | None = None
     gke_disk: str | None = None
     attention_block: int | None = None
+    windowed_attention_block: int | None = None
 
     @property
     def devices_per_chip(self) -> int:

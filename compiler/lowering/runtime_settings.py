@@ -27,7 +27,6 @@ from recipec.runtime.training.objectives import NLL, OBJECTIVES
 from recipec.spec.language.base import Section
 
 if TYPE_CHECKING:
-    from recipec.compiler.lowering.hardware import Accelerator
     from recipec.compiler.lowering.program import Program
     from recipec.runtime.model.families import Family
     from recipec.spec import language
@@ -46,7 +45,7 @@ def run_settings(program: Program) -> RunSettings:
     """Return the settings of a program's run."""
     recipe, accelerator = program.recipe, program.accelerator
     return RunSettings(
-        model=model_settings(recipe, program.family, accelerator),
+        model=model_settings(recipe, program.family, attention_block(program)),
         mesh=MeshSettings(
             platform=accelerator.platform,
             devices=accelerator.devices,
@@ -62,16 +61,26 @@ def run_settings(program: Program) -> RunSettings:
     )
 
 
-def model_settings(recipe: Recipe, family: Family, accelerator: Accelerator | None = None) -> ModelSettings:
+def attention_block(program: Program) -> int | None:
+    """Return the tokens of splash attention's largest block: the recipe's, or the accelerator's own for the
+    model. None without splash attention, and on a CPU if the recipe sets none."""
+    model, architecture = program.recipe.model, program.architecture
+    if model.attention != "splash":
+        return None
+    windowed = any(architecture.window(layer) is not None for layer in range(architecture.num_layers))
+    chips = program.accelerator
+    return model.attention_block or (chips.windowed_attention_block if windowed else chips.attention_block)
+
+
+def model_settings(recipe: Recipe, family: Family, attention_block: int | None = None) -> ModelSettings:
     """Return the settings from the `model` and `remat` sections, and of what `train` changes in the model."""
     model = recipe.model
-    chips = accelerator.attention_block if accelerator is not None else None
     return stated(
         ModelSettings,
         model,
         add_tokens=tuple(model.add_tokens.items()),
         family=family.name,
-        attention_block=(model.attention_block or chips) if model.attention == "splash" else None,
+        attention_block=attention_block,
         remat=recipe.remat.policy,
         trainable_modules=plain(recipe.train.trainable_modules),
         qat=plain(recipe.train.qat),

@@ -24,6 +24,7 @@ from recipec.compiler.lowering.facts import AUTO
 from recipec.compiler.lowering.hardware import arranged
 from recipec.compiler.lowering.libtpu import profiles
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.runtime_settings import attention_block
 from recipec.compiler.lowering.sizes import tp_sizes
 from recipec.compiler.pages.numbers import gib_number
 from recipec.compiler.plan.depth import parts
@@ -461,9 +462,8 @@ def _profiles(program: Program) -> list[str]:
 
 def _blocks(program: Program) -> Iterator[int]:
     """Yield the block sizes of splash attention that divide a row's length, except the recipe's own."""
-    model = program.recipe.model
-    present = model.attention_block or program.accelerator.attention_block
-    if model.attention == "splash":
+    present = attention_block(program)
+    if program.recipe.model.attention == "splash":
         yield from (b for b in BLOCKS if program.recipe.data.max_length % b == 0 and b != present)
 
 

@@ -9,7 +9,7 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.pages.numbers import gib_number, memory_size
 from recipec.compiler.roofline.step_estimate import Need, fits, need
 
-POLICIES = ("none", "save_attention", "decoder")
+POLICIES = ("none", "save_dots", "save_attention", "decoder")
 """The values of `remat.policy` that are tried, the fastest first. The last needs the least memory."""
 
 

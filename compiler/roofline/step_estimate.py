@@ -144,7 +144,8 @@ def layer_values(program: Program) -> list[dict[str, float]]:
 
     stream: the layer's input.
     heads: queries, keys and values as attention reads them.
-    projected_heads: the same before their norms.
+    gathered_heads: keys and values that attention reads from other devices of cp.
+    projected_heads: queries, keys and values before their norms.
     attended, sums: the output of attention or of a state, and attention's logsumexp.
     probabilities: of attention dot.
     gate: of attention's output; of a layer with a state also its projections.
@@ -214,6 +215,7 @@ def _attention(program: Program, a: DecoderArchitecture, layer: int, numbers: in
     else:
         both = 0 if a.shares_kv(layer) else 2 * k * h
         out["heads"] = size * (n * h + both)
+        out["gathered_heads"] = size * both * (program.recipe.mesh.axes.get("cp", 1) - 1)
         normed = (n * h + both / 2) if a.qk_norm else 0
         out["projected_heads"] = size * (normed + (both / 2 if a.value_norm else 0))
     if a.output_gate or a.gate_apart:
@@ -410,7 +412,7 @@ def _ahead(program: Program, activations: dict[str, float], held: Weights) -> di
 def _work(values: Mapping[str, float]) -> float:
     """Return the bytes per token that are held while a layer is computed again."""
     block = values.get("projected", 0.0) + values.get("activated", 0.0)
-    whole = _of(values, None) - values.get("sums", 0.0)
+    whole = _of(values, None) - values.get("sums", 0.0) - values.get("gathered_heads", 0.0)
     more = WORK["state"] * values.get("state", 0.0) + values.get("exchanged", 0.0)
     return WORK["layer"] * whole + WORK["feed_forward"] * block + more
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.runtime_settings import attention_block
 from recipec.compiler.lowering.sizes import BYTES, beside_bytes
 from recipec.compiler.wording import split_layer
 from recipec.runtime.model.adapters import arrays_of
@@ -269,7 +270,7 @@ def _least_flops(program: Program, model: Shapes, length: int) -> float:
     """
     recipe = program.recipe
     policy, splash = recipe.remat.policy, recipe.model.attention == "splash"
-    block = recipe.model.attention_block or program.accelerator.attention_block or 0
+    block = attention_block(program) or 0
     kernel = KERNEL_BACKWARD if block >= FUSED else KERNELS_BACKWARD
     forward = _forward_passes(recipe.train)
     once, back = _faster(program)

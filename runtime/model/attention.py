@@ -39,8 +39,9 @@ FUSED = 1024
 gradients. It writes a partial gradient of the queries for each block of keys. With small blocks these cost
 more than they save (blocks of 512, Llama 3.2 1B on v5e: a step takes 1.5 % longer by the time model)."""
 
-PARTS = 8
-"""The most blocks of keys that may write partial gradients: each takes as much memory as the queries."""
+PARTIAL_TOKENS = 2**17
+"""The most tokens of partial gradients that one kernel for the backward pass may write: the tokens of the
+device's queries, times the blocks of keys."""
 
 PADDING = 1 / 8
 """The share of a row that may be added as padding, so that the row splits into larger blocks."""
@@ -343,7 +344,8 @@ def _kernel(
     grids leave out the blocks that the window leaves empty.
     """
     mask = causal_mask(length, window if window is not None and window < length else None, parts)
-    fused = block >= FUSED and length <= PARTS * block and mask.window is None
+    partial_tokens = length // parts * (length // block)
+    fused = block >= FUSED and partial_tokens <= PARTIAL_TOKENS and mask.window is None
     with jax.ensure_compile_time_eval():
         kernel = kernels.make_splash_mha(
             kernels.MultiHeadMask([mask] * heads),

@@ -36,6 +36,7 @@ from .merged import merged
 from .probe_results import LOCK, Report, digest_of, gib, on_disk, table
 from .served import hold, keep
 from .timing import Depth, summary, timed
+from .variants import VARIANTS, probed_before
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -121,7 +122,18 @@ def main(artifact: Path, argv: Sequence[str] | None = None) -> int:
         type=str,
         help="measure only this server, which serves --merged or any other model",
     )
+    tried = ", ".join(f"{name} ({variant.about})" for name, variant in VARIANTS.items())
+    add(
+        "--try",
+        dest="variant",
+        metavar="NAME",
+        type=str,
+        choices=VARIANTS,
+        help=f"time only a variant of the step, and add it to probe.json: {tried}",
+    )
     options = parser.parse_args(argv)
+    if options.variant and (options.server or options.merged):
+        parser.error("--try measures only the step: leave out --server and --merged")
     output: Path = options.output
     if not output.is_dir():
         parser.error(f"--output: there is no folder {output}")
@@ -132,7 +144,8 @@ def main(artifact: Path, argv: Sequence[str] | None = None) -> int:
             ask = functools.partial(hold, artifact, output / FILE, options.server, options.merged)
             return attended(lambda signum: GONE, 1, lambda *_: ask())
         probed = Probed.of(artifact, options.merged)
-        work = on_disk()(functools.partial(_probe, probed, output))
+        part = functools.partial(_try, options.variant) if options.variant else _probe
+        work = on_disk()(functools.partial(part, probed, output))
         return attended(lambda signum: GONE, probed.settings.mesh.hosts, lambda _, hosts: work(hosts))
 
     return guarded(probe)
@@ -161,6 +174,26 @@ def _probe(probed: Probed, output: Path, hosts: SingleProcess | ProcessGroup) ->
     report.write(output / FILE)
     say(f"{output / FILE}: written")
     return 1 if report.problems else 0
+
+
+def _try(name: str, probed: Probed, output: Path, hosts: SingleProcess | ProcessGroup) -> int:
+    """Time a variant of the step, and add it to the probe.json of the unchanged step."""
+    quiet()
+    changed = replace(probed, settings=VARIANTS[name].of(probed.settings))
+    if changed.settings == probed.settings:
+        raise UserError(f"the recipe's step is {name} already", "probe.py --help lists the other variants")
+    before = probed_before(output / FILE, digest_of(probed.lock)) if hosts.first else {}
+    report = Report()
+    _time(report, changed, start_mesh(changed.settings.mesh, hosts.count))
+    if "step_seconds" not in report.data.get("time", {}):
+        raise UserError(f"the step of {name} was not timed", "its message is above")
+    if hosts.first:
+        old, new = before["time"]["step_seconds"], report.data["time"]["step_seconds"]
+        print(table([*report.rows, ("relative to the unchanged step", "1.000", f"{new / old:.3f}")]))
+        before.setdefault("tried", {})[name] = report.data["time"]
+        (output / FILE).write_text(json.dumps(before, indent=1) + "\n", encoding="utf-8")
+        say(f"{output / FILE}: written")
+    return 0
 
 
 def _machine(report: Report, probed: Probed, output: Path) -> None:

@@ -16,6 +16,7 @@ from ..errors import UserError, say
 
 VERSION = 1
 LOCK = "recipe.lock.json"
+FIRST = "run probe.py without --try first, with the same --output"
 SECONDS = 600
 """Seconds after which no further part begins."""
 

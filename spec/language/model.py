@@ -66,8 +66,9 @@ class Model(Section):
         },
     )
     attention_block: Literal[128, 256, 512, 1024, 2048] | None = field(
-        "Largest block of splash attention; null uses the accelerator's: 1024 on v6e and TPU7x, 512 on "
-        "others. If this would lengthen rows by more than an eighth, smaller blocks are used.",
+        "Largest block of splash attention; null uses the accelerator's: 512 on v4 and v5p, and on v5e for "
+        "models with windows, 1024 otherwise. If this would lengthen rows by more than an eighth, smaller "
+        "blocks are used.",
         None,
         unit="tokens",
         example=1024,

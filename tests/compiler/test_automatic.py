@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from recipec.compiler.cli.main import app
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lower import N0228, lower
+from recipec.compiler.lowering.hardware import from_name
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.runtime_settings import run_settings
 from recipec.compiler.plan import identity
@@ -53,6 +54,24 @@ def test_attention_is_splash_where_it_runs(sets: tuple[str, ...], attention: str
     assert ("model.attention" in of.automatic) is ("model.attention=dot" not in sets)
 
 
+@pytest.mark.parametrize(
+    ("model", "accelerator", "block"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "v5e-8", 1024),
+        ("meta-llama/Llama-3.1-8B-Instruct", "v5p-8", 512),
+        ("google/gemma-3-4b-it", "v5e-8", 512),
+        ("google/gemma-3-4b-it", "v6e-8", 1024),
+        ("meta-llama/Llama-3.1-8B-Instruct", "cpu-8", None),
+    ],
+)
+def test_attention_block_is_the_accelerators_for_models_with_and_without_windows(
+    model: str, accelerator: str, block: int | None
+) -> None:
+    where = f"mesh={{accelerator: {accelerator}, axes: {{fsdp: {from_name(accelerator).devices}}}}}"
+    of = program(f"model.id={model}", where)
+    assert run_settings(of).model.attention_block == block
+
+
 def test_attention_of_a_model_that_no_family_describes_is_its_own(root: Path) -> None:
     path = root / "tests/golden/backend-trl-as-it-is/recipe.yaml"
     of = lower(load(path)).program
@@ -64,6 +83,7 @@ def test_attention_of_a_model_that_no_family_describes_is_its_own(root: Path) ->
     ("most", "policy", "sure"),
     [
         ({"none": 31.0, "save_attention": 20.0, "decoder": 10.0}, "none", True),
+        ({"none": 31.5, "save_dots": 31.0, "save_attention": 20.0, "decoder": 10.0}, "save_dots", True),
         ({"none": 31.5, "save_attention": 20.0, "decoder": 10.0}, "save_attention", True),
         ({"none": 50.0, "save_attention": 40.0, "decoder": 31.25}, "decoder", True),
         ({"none": 60.0, "save_attention": 50.0, "decoder": 40.0}, "decoder", False),

@@ -38,6 +38,7 @@ TOLERANCE = 1e-5
 """For outputs of up to 4. Gradients reach 20 here, and may differ by ten times as much."""
 
 ALONE = (None, 2, 150, 4, 2, 32, None, None, True)
+TOKENS_APART = ({"fsdp": 2, "cp": 2, "tp": 2}, 2, 700, 4, 2, 16, None, None, False)
 CASES = {
     # name: mesh axes, rows, tokens, query heads, key/value heads, head size, window, soft-cap, sinks. If
     # values have another size than keys, the head size is a pair.
@@ -117,13 +118,24 @@ def test_splash_outputs_and_gradients_match_plain_attention(case: tuple[Any, ...
         assert np.abs(gradient - want).max() < 10 * TOLERANCE
 
 
-def test_splash_fused_backward_kernel_on_one_device_matches_plain_attention(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("case", [ALONE, TOKENS_APART], ids=["one device", "tokens apart"])
+def test_splash_fused_backward_kernel_matches_plain_attention(
+    case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "FUSED", 128)
     attention._kernel.cache_clear()
-    test_splash_outputs_and_gradients_match_plain_attention(ALONE)
+    test_splash_outputs_and_gradients_match_plain_attention(case)
     attention._kernel.cache_clear()
+
+
+def test_backward_kernel_is_fused_while_partial_gradients_are_few() -> None:
+    def fused(length: int, block: int, window: int | None = None, parts: int = 1) -> bool:
+        kernel = attention._kernel(1, length, window, None, block, True, parts)
+        return bool(kernel.kwargs["block_sizes"].use_fused_bwd_kernel)
+
+    assert fused(8192, 1024) and not fused(16384, 1024) and not fused(4096, 512)
+    assert not fused(4096, 1024, window=1024)
+    assert fused(32768, 2048, parts=8) and not fused(32768, 2048)
 
 
 def test_splash_block_size_follows_row_length() -> None:

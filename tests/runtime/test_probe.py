@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,14 @@ from jax.profiler import ProfileData
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
+from recipec.compiler.lowering.libtpu import known
 from recipec.runtime.model.adapters import lora_settings
 from recipec.runtime.model.random_weights import write_text_model
+from recipec.runtime.model.remat import POLICIES
 from recipec.runtime.probe import compare_numbers, machine, timing
 from recipec.runtime.probe.probe import main
+from recipec.runtime.probe.probe_results import digest_of
+from recipec.runtime.probe.variants import VARIANTS
 from recipec.runtime.settings import (
     CheckpointSettings,
     DataSettings,
@@ -69,6 +75,47 @@ def settings() -> RunSettings:
         TrainSettings(steps=1, global_batch_size=2, micro_batch_size=1),
         CheckpointSettings("checkpoints"),
     )
+
+
+def test_variant_needs_the_probe_of_the_unchanged_step(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = ("--output", str(tmp_path))
+    assert main(artifact, ["--try", "save-dots", *there]) == 1
+    assert "to compare with" in capsys.readouterr().err
+    (tmp_path / "probe.json").write_text('{"probe": 1, "recipe": "other"}')
+    assert main(artifact, ["--try", "save-dots", *there]) == 1
+    assert "is of another recipe" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(artifact, ["--try", "fastest", *there])
+    assert "attention-2048" in capsys.readouterr().err
+
+
+@pytest.mark.e2e
+def test_variant_is_timed_and_added_to_the_probe_of_the_same_recipe(
+    artifact: Path, environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    there = ("--output", str(tmp_path))
+    lock = json.loads((artifact / "recipe.lock.json").read_text())
+    before = {"probe": 1, "recipe": digest_of(lock), "time": {"step_seconds": 2.0}}
+    (tmp_path / "probe.json").write_text(json.dumps(before))
+    ran = run(artifact, environment, "--try", "save-dots", *there)
+    assert ran.returncode == 0, ran.stderr
+    after = json.loads((tmp_path / "probe.json").read_text())
+    seconds = after.pop("tried")["save-dots"]["step_seconds"]
+    assert after == before
+    assert f"{seconds / 2:.3f}" in ran.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variant_changes_the_step_by_known_flags_and_settings(name: str) -> None:
+    unchanged = replace(settings(), mesh=MeshSettings("tpu", 2, {"fsdp": 2}, flags=("--xla_tpu_x=1",)))
+    changed = VARIANTS[name].of(unchanged)
+    assert changed != unchanged and VARIANTS[name].of(changed) == changed
+    names = [flag.removeprefix("--").partition("=")[0] for flag in changed.mesh.flags]
+    assert all(map(known, (flag for flag in names if flag != "xla_tpu_x")))
+    assert ("xla_tpu_x" in names) is VARIANTS[name].keep_flags
+    assert changed.model.remat in POLICIES
 
 
 def test_changed_weight_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
