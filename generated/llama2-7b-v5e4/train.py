@@ -32,7 +32,7 @@ MODEL = ModelSettings(
     family="llama",
     dtype="bfloat16",
     attention="splash",
-    attention_block=512,
+    attention_block=1024,
     remat="none",
 )
 MESH = MeshSettings(

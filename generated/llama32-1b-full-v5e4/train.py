@@ -31,8 +31,8 @@ MODEL = ModelSettings(
     family="llama",
     dtype="bfloat16",
     attention="splash",
-    attention_block=512,
-    remat="save_attention",
+    attention_block=1024,
+    remat="none",
 )
 MESH = MeshSettings(
     platform="tpu",

@@ -31,7 +31,7 @@ MODEL = ModelSettings(
     family="phi3",
     dtype="bfloat16",
     attention="splash",
-    attention_block=512,
+    attention_block=1024,
     remat="decoder",
 )
 MESH = MeshSettings(

@@ -32,8 +32,8 @@ MODEL = ModelSettings(
     dtype="bfloat16",
     quantization="nf4",
     attention="splash",
-    attention_block=512,
-    remat="decoder",
+    attention_block=1024,
+    remat="save_attention",
 )
 MESH = MeshSettings(
     platform="tpu",

@@ -31,8 +31,8 @@ MODEL = ModelSettings(
     family="qwen3",
     dtype="bfloat16",
     attention="splash",
-    attention_block=1024,
-    remat="save_attention",
+    attention_block=2048,
+    remat="none",
 )
 MESH = MeshSettings(
     platform="tpu",
