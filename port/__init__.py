@@ -2,6 +2,7 @@
 
 read, source            the files as trees, in which every key has its place (file, line, column)
 python_source, follow   scripts and notebooks: follow their statements to find the trainer's arguments
+copies                  functions of a script, with the statements at its top that they need
 recognize, settle       which tool the files belong to; current key names, references and --set
 typed                   maps of hyperparameters, in which every value is a text
 keys, engine, ledger    the keys of a section and statements on them; records what rules state; the verdicts

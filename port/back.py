@@ -16,6 +16,7 @@ from typing import Any
 
 from recipec.compiler.lower import Lowered
 from recipec.compiler.lowering.run_length import warmup_steps
+from recipec.compiler.wording import listing
 from recipec.port import dialects
 from recipec.port.back_keys import ALPACA, Config, alpaca, direct, dumped, written
 from recipec.port.keys import table
@@ -103,6 +104,10 @@ E1199 = Code(
 )
 
 
+WRITTEN = ("sft", "dpo", "orpo", "cpo", "kto")
+"""The objectives whose runs are written for other tools."""
+
+
 def back(loaded: Loaded, lowered: Lowered, asked: Asked) -> Ported:
     """Write the config of a checked recipe. A recipe with errors gives only its diagnostics."""
     program = lowered.program
@@ -110,7 +115,11 @@ def back(loaded: Loaded, lowered: Lowered, asked: Asked) -> Ported:
         return Ported(diagnostics=lowered.diagnostics)
     title = dialects.load(asked.tool).TITLE
     count, size = asked.devices or 1, program.recipe.train.global_batch_size
-    source = _source(loaded)
+    source, path = _source(loaded), "train.objective"
+    if program.recipe.train.objective not in WRITTEN:
+        message = f"`--to` does not write runs of {program.recipe.train.objective} for {title}"
+        help = f"it writes those of {listing(WRITTEN)}"
+        return Ported(diagnostics=[Diagnostic(E1198, message, path, help, source.place(path))])
     if size % count:
         fits = max(n for n in range(1, count) if size % n == 0)
         message = f"{count} GPUs cannot share the {size} rows of a step equally"

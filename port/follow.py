@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from recipec.port import arguments
 from recipec.port.arguments import Given
+from recipec.port.copies import Copier
 from recipec.port.keys import words
 from recipec.port.meaning.scripts import WITHOUT, ByHand, Chat, Column, End, Text, before_hand, is_content
 from recipec.port.read import ScriptText, conceal, unparsed
@@ -47,13 +48,20 @@ MOST_STEPS, DEEPEST, LARGEST = 200_000, 24, 1023
 
 TRAINERS = {
     **dict.fromkeys(("SFTTrainer", "UnslothTrainer"), "sft"),
-    **{f"{name.upper()}Trainer": name for name in ("dpo", "orpo", "cpo", "kto")} | {"Trainer": "sft"},
+    **{f"{name.upper()}Trainer": name for name in ("dpo", "orpo", "cpo", "kto", "grpo", "rloo")},
+    "Trainer": "sft",
 }
 """The trainers with a counterpart here, and their objectives."""
+OVERLONG = "get_soft_overlong_punishment"
+ROW_BY_ROW = words(
+    "function num_proc desc remove_columns load_from_cache_file keep_in_memory cache_file_name batch_size "
+    "batched writer_batch_size"
+)
+"""Arguments of a data set's map and filter with which its function gets one row, and nothing else."""
 STOPPING, STOPS = "EarlyStoppingCallback", ("early_stopping_patience", "early_stopping_threshold")
 PATH = "pretrained_model_name_or_path"
 UNSLOTHS = ("FastLanguageModel", "FastModel")
-CONFIG = re.compile(r"(SFT|DPO|ORPO|KTO|GRPO|CPO|Lora|BitsAndBytes)Config|\w*TrainingArguments")
+CONFIG = re.compile(r"(SFT|DPO|ORPO|KTO|GRPO|RLOO|CPO|Lora|BitsAndBytes)Config|\w*TrainingArguments")
 DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "half": "float16", "float32": "float32"}
 TRUE = ("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available", "is_available")
 
@@ -118,10 +126,12 @@ class Follower:
         tokenizers: the tokenizers that from_pretrained loads.
         frozen: what the script assigns to requires_grad of some weights.
         given: the file of the arguments that the script parses; None if there is none.
+        copier: copies functions of the script.
     """
 
     code: ScriptText
     given: Given | None = None
+    copier: Copier | None = None
     trainers: list[Made] = field(default_factory=list)
     others: list[Made] = field(default_factory=list)
     every: list[Made] = field(default_factory=list)
@@ -569,6 +579,8 @@ class Follower:
         if last.endswith("Trainer") and not last.startswith("Patch"):
             second = ("ref_model",) if last in ("DPOTrainer", "KTOTrainer") else ()
             names = ("model", *second, "args", "data_collator", "train_dataset", "eval_dataset")
+            if last in ("GRPOTrainer", "RLOOTrainer"):
+                names = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
             for key, each in zip(names, at, strict=False):
                 named.setdefault(key, each)
             looped = self.unsure.startswith(("the for", "the while"))
@@ -638,6 +650,9 @@ class Follower:
             return None
         if name == "getattr" and len(args) == 2 and isinstance(args[1], str):
             return self.attribute(node, args[0], args[1])
+        if last == OVERLONG:
+            named |= dict(zip(("max_completion_len", "soft_punish_cache"), at, strict=False))
+            return Made("penalty", named, node)
         if last == STOPPING or last.startswith("DataCollator"):
             return Made(last, {**dict(zip(STOPS, at, strict=False)), **named}, node)
         if name in ("cast", "typing.cast", "t.cast") and len(args) == 2:
@@ -938,6 +953,11 @@ class Follower:
             why = out.why if isinstance(out, Unknown) else "it returns neither a text nor a conversation"
             before, after = before_hand(made.rows)
             step = replace(self.by_hand(function, why), selects=name == "filter")
+            step_names = [each.copy.name for each in made.steps if isinstance(each, ByHand) and each.copy]
+            if not batched and set(named) <= ROW_BY_ROW and self.copier and len(function.node.args.args) == 1:
+                verb = "keep" if name == "filter" else "change"
+                copy, _ = self.copier.copy(function, f"{verb}_{len(step_names)}" if step_names else verb)
+                step = replace(step, copy=copy)
             return made.but(steps=(*made.steps, *before, step), rows=after)
         made.rows |= found
         return made

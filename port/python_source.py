@@ -9,6 +9,7 @@ text that holds the code. So all places are of one kind, and an editor finds the
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 import warnings
@@ -21,13 +22,15 @@ from typing import Any
 from recipec.compiler.wording import listing, plural
 from recipec.port import fstrings
 from recipec.port.arguments import Given
-from recipec.port.follow import CONFIG, PATH, STOPPING, STOPS, TRAINERS, Follower
+from recipec.port.copies import Copier
+from recipec.port.follow import CONFIG, OVERLONG, PATH, STOPPING, STOPS, TRAINERS, Follower
 from recipec.port.keys import defaults_of, words
 from recipec.port.meaning.scripts import (
     UNSLOTH,
     UNSLOTH_LORA,
     Chat,
     Column,
+    Reward,
     Rows,
     Text,
     before_hand,
@@ -107,7 +110,8 @@ def _source(tree: Tree, notebook: bool, given: Source | None, trainer: int | Non
     module = _parsed(code)
     _hide(code, module)
     parsed = Given(given, reads=_attributes(module)) if given else None
-    follower, names = Follower(code, parsed), ChainMap[str, Any]({})
+    names = ChainMap[str, Any]({})
+    follower = Follower(code, parsed, Copier(code, module, names))
     follower.block(module.body, names)
     if not follower.trainers and not follower.others:
         follower.uncalled(module, names)
@@ -245,7 +249,7 @@ UNFOLLOWED = words(
     "eval_dataset compute_loss_func model_init ref_model device_map max_memory report_to data_collator"
 )
 """Arguments that are shown as written if they are not constants."""
-FOREIGN = re.compile(r"(GRPO|RLOO|Reward|BCO|PPO\w*|OnlineDPO|GKD|XPO|NashMD|PRM|SDPO|SDFT|TPO|GOLD)Trainer")
+FOREIGN = re.compile(r"(Reward|BCO|PPO\w*|OnlineDPO|GKD|XPO|NashMD|PRM|SDPO|SDFT|TPO|GOLD)Trainer")
 """Matches TRL's trainers without a counterpart."""
 
 
@@ -273,6 +277,8 @@ def unsloth_lengths(
     equal to TRL's default is ignored; for preferences, the default counts.
     """
     trainer, model = dict(trainer), dict(model)
+    if objective in ("grpo", "rloo"):  # whose prompts and completions have lengths of their own
+        return trainer, model, UNSLOTH["max_length"]
     if objective == "sft" and "max_length" in trainer and trainer["max_length"].value == TRL_LENGTH:
         del trainer["max_length"]
     length = UNSLOTH["max_length"] if objective == "sft" else TRL_LENGTH
@@ -285,6 +291,23 @@ def unsloth_lengths(
         elif name:
             del trainer[name]
     return trainer, model, length
+
+
+def unsloth_groups(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Unsloth's defaults for the keys of GRPO, which depend on the loss (models/rl.py)."""
+    loss = str(arguments.get("loss_type") or "dapo").lower()
+    defaults: dict[str, Any] = {
+        "beta": 0.0 if loss in ("dapo", "dr_grpo") else 0.001,
+        "vllm_importance_sampling_correction": False,
+        "router_aux_loss_coef": 0.0,
+    }
+    if loss == "dapo" and "loss_type" in arguments:
+        defaults |= {"mask_truncated_completions": True, "epsilon_high": 0.28}
+    if loss == "cispo":
+        defaults["epsilon_high"] = 5.0
+    elif loss == "dr_grpo":
+        defaults["scale_rewards"] = "none"
+    return defaults
 
 
 TRL_LENGTH = 1024
@@ -352,6 +375,8 @@ class _Assembly:
         if tool == "Unsloth":
             arguments, of_model, length = unsloth_lengths(arguments, of_model, TRAINERS[trainer.kind])
             defaults["max_length"] = length
+            if trainer.kind == "GRPOTrainer":
+                defaults |= unsloth_groups({key: arg.value for key, arg in arguments.items()})
         self.put_all("trainer", arguments)
         self.put_all("model", of_model)
         if model is not None and not isinstance(named, Made):
@@ -383,6 +408,7 @@ class _Assembly:
             given["ref_model"] = replace(reference, value=None if alike else other.value)
         train, function = given.pop("train_dataset", None), given.pop("formatting_func", None)
         held = given.pop("eval_dataset", None)
+        rewards = self.rewards(given)
         self.put_all("trainer", {**given, **trainer.told})
         rows = self.sets(train, held, function, trainer)
         notes = self.beside()
@@ -390,7 +416,7 @@ class _Assembly:
         tree = self.code.tree
         read = self.follower.given
         taken = read is not None and read.used
-        script = Script(TRAINERS[trainer.kind], tool, defaults, rows, notes, taken)
+        script = Script(TRAINERS[trainer.kind], tool, defaults, rows, rewards, notes, taken)
         return Source(
             Path(tree.file),
             tree.file,
@@ -401,6 +427,37 @@ class _Assembly:
             script=script,
             unknown=self.unknown,
         )
+
+    def rewards(self, given: dict[str, Arg]) -> list[Reward] | None:
+        """Return the reward functions, whose argument becomes a list of their names."""
+        arg = given.get("reward_funcs")
+        if arg is None or isinstance(arg.value, str):
+            return None
+        values = list(arg.value) if isinstance(arg.value, list | tuple) else [arg.value]
+        if isinstance(arg.value, Unknown):
+            return None
+        rewards = []
+        for number, value in enumerate(values, 1):
+            name = self.reward_name(value, f"reward_{number}")
+            named = isinstance(value, str | Known) or (isinstance(value, Made) and value.kind == "penalty")
+            rewards.append(Reward(name, why="it is not a function of the script", named=named))
+            if isinstance(value, Function) and self.follower.copier:
+                copy, why = self.follower.copier.copy(value, name)
+                rewards[-1] = Reward(name, copy, why)
+        given["reward_funcs"] = replace(arg, value=[reward.name for reward in rewards])
+        return rewards
+
+    def reward_name(self, value: Any, usual: str) -> str:
+        if isinstance(value, str):
+            return value
+        if isinstance(value, Known):
+            copier, name = self.follower.copier, value.name
+            module = copier.origin(name) if copier else ""
+            return f"{module}.{name}" if module and not module.startswith("trl") else name.rpartition(".")[2]
+        if isinstance(value, Made) and value.kind == "penalty":
+            arguments = {key: each.value for key, each in value.args.items() if isinstance(each.value, int)}
+            return f"{OVERLONG}({json.dumps(arguments)})"
+        return getattr(value.node, "name", usual) if isinstance(value, Function) else usual
 
     def beside(self) -> dict[str, str]:
         """Set the arguments of a file that became no key of the run, and return what becomes of them."""
@@ -654,6 +711,8 @@ class _Assembly:
                     steps = (*steps, *before, follower.by_hand(function.value, why))
                     out = Column("text")
             content = out if not isinstance(out, Unknown) else None
+        elif TRAINERS[trainer.kind] in ("grpo", "rloo"):
+            content = dict(made)
         elif TRAINERS[trainer.kind] != "sft":
             names = ("prompt", "chosen", "rejected")
             content = {name: made.get(name, Column(name)) for name in names if name in made or steps or made}

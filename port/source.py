@@ -37,6 +37,7 @@ class Script:
         tool: the tool whose defaults apply, "Unsloth".
         defaults: the defaults that differ from those of TRL's command line.
         rows: what the script's functions make of the rows, as in meaning.scripts; None if rows are unchanged.
+        rewards: the reward functions, as in meaning.scripts; None if the trainer takes none.
         arguments: the arguments that only the script's own lines read, with what becomes of each.
         taken: whether the script reads the file of arguments that is given with it.
     """
@@ -45,6 +46,7 @@ class Script:
     tool: str
     defaults: Mapping[str, Any]
     rows: Any = None
+    rewards: Any = None
     arguments: Mapping[str, str] = field(default_factory=dict)
     taken: bool = False
 

@@ -21,6 +21,7 @@ from recipec.port.meaning import (
     freezing,
     losses,
     model_names,
+    reinforcement,
     rounding,
     sharding,
     templates,
@@ -66,11 +67,19 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "simpo": {"train.objective": "cpo", "train.loss_type": "simpo"},
     "orpo": {"train.objective": "orpo"},
     "kto": {"train.objective": "kto"},
+    "grpo": {"train.objective": "grpo"},
 }
 """The values of `rl`, with the recipe's values."""
 KNOWN_PLUGINS = words(
     """CutCrossEntropyPlugin LigerPlugin KernelsPlugin ExpertParallelPlugin LMEvalPlugin SwanLabPlugin"""
 )
+OF_GROUPS = table("""
+exact prefetch_depth vllm_sync_interval streaming_partial_batch streaming_min_groups replay_buffer_size
+    replay_recompute_logps reroll_start_fraction reroll_max_groups skip_zero_advantage_batches: only Axolotl's
+    asynchronous trainer reads it
+learned use_data_producer=false async_prefetch=false: recipec draws completions with the weights of the step
+learned reward_processing_classes=null: recipec runs no model that scores completions
+""")
 OF_PREFERENCES = words(
     """rl_beta dpo_beta orpo_alpha trl dpo_label_smoothing dpo_loss_type dpo_use_weighting
     precompute_ref_log_probs"""
@@ -107,7 +116,9 @@ def _eaft(run: Run) -> Says:
     """State the loss that weights tokens by entropy. Axolotl does not divide the entropy."""
     keys, objective = run.keys, run.objective
     if objective != "sft":
-        yield from keys.passive(("use_eaft", "eaft_alpha", "eaft_k"), "the loss compares preferences")
+        yield from keys.passive(
+            ("use_eaft", "eaft_alpha", "eaft_k"), "it is a loss of supervised fine-tuning"
+        )
     elif keys.flag("use_eaft"):
         yield from losses.weighted(keys, "use_eaft", "eaft")
         yield from keys.follow(OF_EAFT)
@@ -155,13 +166,16 @@ def _objective(run: Run) -> Says:
     kind = keys.text("rl")
     if kind is not None and kind not in KINDS:
         message = f"`rl: {kind}` is another kind of training: recipes have {listing(OBJECTIVES)}"
-        yield keys.refuse("rl", E1149, message, "rl: dpo, or no rl for supervised fine-tuning")
+        yield keys.refuse("rl", E1149, message, "rl: dpo or grpo, or no rl for supervised fine-tuning")
         kind = None
     yield keys.say("rl", KINDS[kind] if kind else {})
     if kind is None:
         yield from keys.passive(OF_PREFERENCES, "it has no effect without rl")
         return
     run.objective = kind
+    if kind == "grpo":
+        yield from _groups(keys)
+        return
     betas = ("trl.beta", "rl_beta", "dpo_beta", "orpo_alpha")
     beta = next((name for name in betas if keys.given(name)), None)
     if beta is not None:
@@ -192,6 +206,45 @@ def _objective(run: Run) -> Says:
     yield from keys.below("trl").passive(
         keys.mapping("trl"), "a setting of reinforcement learning, which this run is not"
     )
+
+
+def _section(keys: Keys) -> Keys:
+    """Return the keys of `trl`, with the defaults of the trainer where Axolotl has none."""
+    own = {key: value for key, value in defaults_of(NAME, "TRLConfig").items() if value is not None}
+    return keys.below("trl", {**defaults_of("trl", "grpo"), "max_completion_length": None, **own})
+
+
+def _groups(keys: Keys) -> Says:
+    """State the loss, the completions and the rewards of GRPO. Axolotl passes the keys of `trl` to TRL."""
+    section = _section(keys)
+    if section.value("max_completion_length") is None:
+        message = "`trl.max_completion_length` is missing, and Axolotl has no default for it"
+        yield section.refuse("max_completion_length", E1144, message, "max_completion_length: 512")
+        section.defaults = {**section.defaults, "max_completion_length": 512}
+    beta = section if section.given("beta") or not keys.given("rl_beta") else keys
+    if beta is keys:
+        section.defaults = {**section.defaults, "beta": keys.number("rl_beta")}
+        yield keys.same("rl_beta", note="part of train.grpo")
+    yield from reinforcement.say_rewards(section)
+    yield from reinforcement.say_loss(section)
+    yield from reinforcement.say_sampling(section)
+    yield from section.follow(OF_GROUPS)
+    yield from section.follow(reinforcement.OF_GROUPS)
+    names = [name for name in OF_PREFERENCES if name != "trl"]
+    yield from keys.passive(names, "grpo does not read it")
+    yield keys.same("trl", note="empty: the same as without the key")
+
+
+def _draws(run: Run) -> Says:
+    """State how many steps a draw of completions is for, and whether a step has whole groups."""
+    if run.objective != "grpo":
+        return
+    section = _section(run.keys)
+    rows, micro = (run.ledger.value(f"train.{key}") for key in ("global_batch_size", "micro_batch_size"))
+    accumulation = run.keys.integer("gradient_accumulation_steps") or 1
+    if isinstance(rows, int) and isinstance(micro, int):
+        yield from reinforcement.say_draws(section, accumulation, rows // accumulation)
+        yield from reinforcement.say_groups(section, rows)
 
 
 def _plugins(run: Run) -> Says:
@@ -812,6 +865,7 @@ RULES: Sequence[Rule[Run]] = (
     _data,
     _launch,
     _batches,
+    _draws,
     _length,
     _optimizer,
     _schedule,

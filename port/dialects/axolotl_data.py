@@ -8,10 +8,11 @@ from string import Formatter
 from typing import Any
 
 from recipec.compiler.catalog import Model
+from recipec.port import copies
 from recipec.port.dialects.axolotl_prompts import PROMPTS, STYLES
 from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys, table, words
-from recipec.port.meaning import conversion, datasets, rows, templates
+from recipec.port.meaning import conversion, datasets, reinforcement, rows, templates
 from recipec.port.meaning.losses import UNPAIRED
 from recipec.port.names import known, tokenizer_of
 from recipec.port.refusals import E1143, E1145, E1147
@@ -57,7 +58,10 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> Says:
     held = yield from _sources(keys, "test_datasets", objective)
     kinds = [entry.kind for entry in train if entry.kind is not None]
     yield from _forms(keys, train, held)
-    yield from _lengths(keys, [entry.kind for entry in (*train, *held) if entry.kind is not None])
+    if objective == "grpo":
+        yield from _completed(keys)
+    else:
+        yield from _lengths(keys, [entry.kind for entry in (*train, *held) if entry.kind is not None])
     yield from _packing(keys, objective)
     if kinds:
         yield from _loss(keys, train, kinds)
@@ -202,6 +206,17 @@ def _lengths(keys: Keys, kinds: Sequence[Kind]) -> Says:
     yield keys.default(key, "drop", {"data.overlong": over}, CUT if alone else "")
 
 
+def _completed(keys: Keys) -> Says:
+    """State the lengths of prompts and completions. Axolotl reads prompts of any length."""
+    section = keys.below("trl")
+    whole, completion = keys.integer("sequence_len") or 0, section.integer("max_completion_length") or 0
+    longest = whole - completion if whole > completion else reinforcement.LONGEST_PROMPT
+    yield keys.sets("data.format", "prompt")
+    yield keys.same("sequence_len", note="grpo's completions have a length of their own")
+    yield keys.same("excess_length_strategy", note="grpo leaves out no rows")
+    yield from reinforcement.say_lengths(section, longest)
+
+
 def _packing(keys: Keys, objective: str) -> Says:
     joined = bool(keys.value(PRETRAINING)) and keys.flag("pretraining_sample_concatenation")
     packs = (keys.flag("sample_packing") or joined) and objective == "sft"
@@ -221,6 +236,9 @@ def _packing(keys: Keys, objective: str) -> Says:
 def _loss(keys: Keys, train: Sequence[Entry], kinds: Sequence[Kind]) -> Says:
     """State which tokens carry loss. With several row formats, each has its own rule, unless all do."""
     formats, whole = {kind.format for kind in kinds}, keys.flag("train_on_inputs")
+    if formats == {"prompt"}:
+        yield keys.same("train_on_inputs", note="the loss covers the completions")
+        return
     if "chat" not in formats:
         loss = "all" if whole or formats == {"text"} else "completion"
         plain = formats in ({"preference"}, {UNPAIRED}) or (len(formats) > 1 and not whole)
@@ -278,6 +296,13 @@ def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> Says:
     """Set the template of the file or of the first data set. Other templates are set for their sources."""
     formats = {entry.kind.format for entry in train if entry.kind is not None}
     names = ("chat_template", "chat_template_jinja")
+    if formats == {"prompt"}:
+        template = _named_template(keys, model)
+        if not template.known:
+            yield from _refused_template(keys, template)
+        yield keys.say("chat_template", template.sets if keys.given("chat_template") else {}, template.note)
+        yield from keys.passive(("chat_template_jinja", "eot_tokens"), "part of data.chat_template")
+        return
     if formats <= {"prompt_completion", "text"}:
         for below in (keys, *(entry.keys for entry in train)):
             yield from below.passive(names, "plain text has no template; a template is for conversations")
@@ -417,6 +442,8 @@ def _kind(keys: Keys, objective: str, chatml: bool) -> Statements[Kind | None]:
     type = keys.value("type")
     if objective == "kto":
         return (yield from _unpaired(keys, type))
+    if objective == "grpo":
+        return (yield from _prompts(keys, type))
     if objective != "sft":
         return (yield from _preference(keys, type))
     if isinstance(type, dict):
@@ -445,6 +472,24 @@ def _kind(keys: Keys, objective: str, chatml: bool) -> Statements[Kind | None]:
     if kind is None:
         yield from _unknown(keys, name)
     return kind
+
+
+def _prompts(keys: Keys, type: Any) -> Statements[Kind | None]:
+    """Return the kind of prompts: rows as they are, or what a function of a file next to the config makes."""
+    if type is None:
+        return Kind("prompt")
+    module, _, name = str(type).rpartition(".")
+    path = keys.source.path.parent / f"{module.replace('.', '/')}.py"
+    why = f"it is not a function of a file next to the config: {path.name} is not there"
+    if module and path.is_file():
+        copier = copies.of_file(path)
+        text, why = copies.of_maker(copier, name, str(type)) if copier else ("", "it is not valid Python")
+        if text:
+            return Kind("prompt", transform=text)
+    message = f"recipec cannot take over the rows of `type: {type}`: {why}"
+    help = "type: null, for rows that have a column `prompt`; or put the file next to the config"
+    yield keys.refuse("type", E1141, message, help)
+    return None
 
 
 def _fillable(keys: Keys, type: Mapping[str, Any]) -> Says:

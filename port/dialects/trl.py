@@ -1,10 +1,10 @@
-"""TRL's command line (trl sft, trl dpo, and the scripts of orpo, cpo and kto): the YAML of its --config."""
+"""TRL's command line (trl sft, dpo, kto, grpo, rloo; the scripts of orpo and cpo): its --config's YAML."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -19,6 +19,7 @@ from recipec.port.meaning import (
     experts,
     losses,
     model_names,
+    reinforcement,
     rows,
     scripts,
     sharding,
@@ -29,7 +30,7 @@ from recipec.port.meaning import (
 from recipec.port.meaning.model_names import Named
 from recipec.port.meaning.run import Run
 from recipec.port.meaning.sharding import Launch
-from recipec.port.refusals import E1143, E1145, E1160, E1171
+from recipec.port.refusals import E1143, E1145, E1149, E1160, E1163, E1171
 from recipec.port.rules import common, follow
 from recipec.port.source import Source
 from recipec.spec.codes import Code
@@ -69,16 +70,29 @@ lost revision=null/main
 exact columns: recipec ignores columns that it does not use
 """)
 
+GROUPS = ("grpo", "rloo")
+"""The scripts of reinforcement learning, whose objective is grpo."""
 SHIPPED = {"single_gpu": 1, **dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"), 8)}
 """The accelerate configs that TRL contains, with their number of processes."""
 
 
-def opened(ledger: Ledger) -> Run:
+@dataclass
+class Trl(Run):
+    """A run of TRL.
+
+    Attributes:
+        script: the script of the run, one of SCRIPTS.
+    """
+
+    script: str = ""
+
+
+def opened(ledger: Ledger) -> Trl:
     """Return the run of a file."""
-    return Run(Keys(ledger, ledger.sources.main, TITLE))
+    return Trl(Keys(ledger, ledger.sources.main, TITLE))
 
 
-def _objective(run: Run) -> Says:
+def _objective(run: Trl) -> Says:
     """Learn which script the file is for.
 
     Raises:
@@ -86,11 +100,13 @@ def _objective(run: Run) -> Says:
     """
     keys, script = run.keys, run.keys.source.script
     run.objective = script.objective if script else (yield from told(keys, run.ledger.script))
-    keys.defaults = _defaults(run.objective)
+    run.script = run.objective
+    keys.defaults = _defaults(run.script)
+    run.objective = "grpo" if run.script in GROUPS else run.script
     if script:
         keys.defaults, keys.tool = {**keys.defaults, **script.defaults}, script.tool
     if run.objective != "sft":
-        why = f"the keys are those of TRL's {run.objective} script"
+        why = f"the keys are those of TRL's {run.script} script"
         yield keys.sets("train.objective", run.objective, why)
 
 
@@ -137,7 +153,8 @@ def _stream(run: Run) -> Says:
 
 def _defaults(objective: str) -> dict[str, Any]:
     sections = (objective, "script", "model", "mixture")
-    return {**defaults_of("trl", *sections), "optim": "adamw_torch_fused", "loss_type": None}
+    own = {} if objective in GROUPS else {"loss_type": None}
+    return {**defaults_of("trl", *sections), "optim": "adamw_torch_fused", **own}
 
 
 def _launch(run: Run) -> Says:
@@ -228,10 +245,17 @@ def _lora(run: Run) -> Says:
 
 def _balance(run: Run) -> Says:
     """State the load-balancing loss. Without the key, TRL takes the coefficient of config.json."""
-    if run.objective not in ("sft", "dpo", "kto"):
-        return
     key, keys, model = "router_aux_loss_coef", run.keys, run.model
     usual = experts.coefficient(model)
+    if run.objective == "grpo":
+        wanted = keys.number(key) if keys.given(key) else (usual or keys.number(key))
+        if wanted:
+            message = f"TRL balances experts by {wanted:g} times their load loss; recipec's grpo does not"
+            yield keys.refuse(key, E1163, message, f"--set {key}=0 ports the run without it")
+        yield keys.same(key, note="no loss balances experts")
+        return
+    if run.objective not in ("sft", "dpo", "kto"):
+        return
     if usual is not None and not keys.given(key):
         whose = "the coefficient of the model's config.json, by which TRL balances experts"
         yield keys.default(key, usual, {experts.AUX: usual}, f"{whose}; {experts.MEANS}" if usual else whose)
@@ -241,11 +265,11 @@ def _balance(run: Run) -> Says:
     yield from experts.say_coefficient(keys, key, model)
 
 
-SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto")
+SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto", *GROUPS)
 """The scripts with a counterpart in recipes, by their sections."""
 
-LAST = "cpo"
-"""The script to try last. Nearly all of its keys also belong to dpo."""
+LAST = ("cpo", "rloo")
+"""The scripts to try last. Nearly all of their keys also belong to dpo or grpo."""
 
 EXPERIMENTAL = "experimental."
 """The prefix of the sections of scripts that are not commands of `trl`."""
@@ -303,8 +327,8 @@ def told(keys: Keys, chosen: str | None) -> Statements[str]:
         return chosen
     source = keys.source
     used = _used(source)
-    fits = [script for script in (*_commands(), LAST) if all(script in readers for readers in used.values())]
-    having = [script for script in fits if script != LAST] or fits
+    fits = [script for script in (*_commands(), *LAST) if all(script in readers for readers in used.values())]
+    having = [script for script in fits if script not in LAST] or fits
     having = [script for script in having if NEEDED.get(script, "") in ("", *used)]
     foreign = [key for key, readers in used.items() if not readers.intersection(SCRIPTS)]
     if foreign or (having and not set(having).intersection(SCRIPTS)):
@@ -314,7 +338,13 @@ def told(keys: Keys, chosen: str | None) -> Statements[str]:
         return fitting[0]
     if fitting and not set(fitting).intersection(SCRIPTS):
         raise Refused(_another(source, used, fitting, [where]))
-    raise Refused(_untold(source, used, list(dict.fromkeys([*fitting, *(s for s in fits if s == LAST)]))))
+    raise Refused(
+        _untold(
+            source,
+            used,
+            list(dict.fromkeys([*fitting, *_reading(keys, [s for s in fits if s in LAST], strict=True)[1]])),
+        )
+    )
 
 
 @functools.cache
@@ -326,7 +356,7 @@ def _own() -> Mapping[str, frozenset[str]]:
 
 def _commands() -> list[str]:
     """Return the scripts that are not experimental, without LAST."""
-    return [name for name in _own() if not name.startswith(EXPERIMENTAL) and name != LAST]
+    return [name for name in _own() if not name.startswith(EXPERIMENTAL) and name not in LAST]
 
 
 def _having(key: str) -> set[str]:
@@ -354,12 +384,17 @@ def _losing(value: Any) -> set[str]:
     return {script for script, losses in LOSSES.items() if str(value) in losses}
 
 
-def _reading(keys: Keys, scripts: list[str]) -> tuple[str, list[str]]:
-    """Return the key of the data set, and the scripts that can read its rows, if the rows are at hand."""
+def _reading(keys: Keys, scripts: list[str], strict: bool = False) -> tuple[str, list[str]]:
+    """Return the key of the data set, and the scripts that can read its rows, if the rows are at hand.
+
+    Args:
+        strict: return no script if none can read them. Without it, all scripts are returned then.
+    """
     where, path = _rows(keys)
     row = (datasets.first_row(path, keys.source.path.parent) if path else None) or {}
     readers = next((readers for columns, readers in COLUMNS if columns <= set(row)), ())
-    return where, [script for script in scripts if script in readers] or scripts
+    able = [script for script in scripts if script in readers]
+    return where, able if able or (strict and readers) else scripts
 
 
 def _rows(keys: Keys) -> tuple[str, str | None]:
@@ -410,7 +445,7 @@ E1172 = Code(
     "TRL script is unclear",
     cause="Several scripts of TRL read such a file, or none has all of its keys. Each script trains "
     "differently.",
-    cure="Name the script with `--script`: `sft`, `dpo`, `orpo`, `cpo` or `kto`.",
+    cure="Name the script with `--script`: `sft`, `dpo`, `orpo`, `cpo`, `kto`, `grpo` or `rloo`.",
 )
 
 
@@ -436,13 +471,16 @@ def _named(scripts: Iterable[str]) -> str:
     return listing(commands or sorted(name.removeprefix(EXPERIMENTAL) for name in names), "or")
 
 
-def _data(run: Run) -> Says:
+def _data(run: Trl) -> Says:
     keys, objective = run.keys, run.objective
     evaluates = yield from training_arguments.evaluation(keys)
     path = yield from _read(keys, evaluates)
     naming = ("dataset_mixture", "dataset_mixer", "dataset_name", "datasets")
     name = next((key for key in naming if keys.given(key)), "dataset_name")
     script = keys.source.script
+    if run.script in GROUPS:
+        yield from _prompts(run, path, name)
+        return
     if script and script.rows:
         form = yield from scripts.say_rows(keys, script)
     else:
@@ -456,6 +494,47 @@ def _data(run: Run) -> Says:
     skipped = bool(kwargs.get("skip_prepare_dataset"))
     note = "recipec cannot read tokenized rows"
     yield keys.unless("dataset_kwargs", () if skipped else (kwargs,), note)
+
+
+def _prompts(run: Trl, path: str | None, name: str) -> Says:
+    """State the rows of prompts, and the rewards of their answers."""
+    keys, script = run.keys, run.keys.source.script
+    longest = keys.integer("max_length") if keys.tool == "Unsloth" else None
+    longest = (longest or 0) - (keys.integer("max_completion_length") or 0)
+    longest = longest if longest > 0 else reinforcement.LONGEST_PROMPT
+    if script and script.rows:
+        yield from scripts.say_rows(keys, script)
+        yield from reinforcement.say_lengths(keys, longest)
+    else:
+        row = datasets.first_row(path, keys.source.path.parent) if path else None
+        yield from reinforcement.say_prompts(keys, row, (keys, name), longest)
+    yield keys.same("max_length", note="the prompt and the completion have lengths of their own")
+    if script:
+        yield from scripts.say_template(keys, "chat", run.named)
+    elif run.model is not None:
+        yield from _template(keys, "chat", run.named)
+
+
+def _groups(run: Trl) -> Says:
+    """State the loss, the completions and the rewards of reinforcement learning."""
+    keys, script = run.keys, run.keys.source.script
+    if run.script not in GROUPS:
+        return
+    if keys.given("reward_model_name_or_path"):
+        message = "`reward_model_name_or_path` is a model that scores completions, which recipec does not run"
+        help = "write a function that calls it into rewards.py, and name it in reward_funcs"
+        yield keys.refuse("reward_model_name_or_path", E1149, message, help)
+    yield from reinforcement.say_rewards(keys, script.rewards if script else None)
+    yield from reinforcement.say_loss(keys, rloo=run.script == "rloo")
+    yield from reinforcement.say_sampling(keys)
+    rows, micro = (keys.ledger.value(f"train.{key}") for key in ("global_batch_size", "micro_batch_size"))
+    accumulation = keys.integer("gradient_accumulation_steps") or 1
+    if isinstance(rows, int) and isinstance(micro, int):
+        yield from reinforcement.say_draws(keys, accumulation, rows // max(accumulation, 1))
+        yield from reinforcement.say_groups(keys, rows)
+    if keys.given("shuffle_dataset") and not keys.flag("shuffle_dataset"):
+        yield keys.say("shuffle_dataset", {"data.shuffle_seed": None})
+    yield from keys.follow(reinforcement.OF_GROUPS)
 
 
 def _read(keys: Keys, evaluates: bool) -> Statements[str | None]:
@@ -632,10 +711,14 @@ def _template(keys: Keys, form: str, named: Named | None) -> Says:
         yield from templates.say_own(keys, named.model)
 
 
-def _losses(run: Run) -> Says:
+def _losses(run: Trl) -> Says:
     keys, objective, chosen = run.keys, run.objective, run.chosen
     if objective == "sft":
         yield from losses.supervised(keys)
+        if keys.flag("use_peft"):
+            yield from adapters.say_dropout(keys, chosen)
+        return
+    if run.script in GROUPS:
         if keys.flag("use_peft"):
             yield from adapters.say_dropout(keys, chosen)
         return
@@ -650,7 +733,7 @@ def _losses(run: Run) -> Says:
     yield from keys.follow(losses.OF_PREFERENCES)
 
 
-RULES: Sequence[Rule[Run]] = (
+RULES: Sequence[Rule[Trl]] = (
     _objective,
     _launch,
     training_arguments.placement,
@@ -660,6 +743,7 @@ RULES: Sequence[Rule[Run]] = (
     _losses,
     _balance,
     _training,
+    _groups,
     _stream,
     _memory,
     follow(KEYS),

@@ -71,14 +71,59 @@ def is_content(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
+class Copy:
+    """A function of a script with the statements that it needs, each with its line in the script."""
+
+    name: str
+    statements: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
 class ByHand:
-    """A function that is not followed, and whether it selects rows instead of changing them."""
+    """A function that is not followed, and whether it selects rows instead of changing them.
+
+    Attributes:
+        copy: the function as it is in the script; None if it needs more than the statements at its top.
+    """
 
     name: str
     lines: tuple[str, ...]
     span: Span
     why: str
     selects: bool = False
+    copy: Copy | None = None
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward function that a script gives its trainer.
+
+    Attributes:
+        name: the function's name, or the expression.
+        copy: the function as it is in the script; None if it cannot be copied.
+        why: why it cannot.
+        named: whether the script has only its name, so that it is looked for as in a config.
+    """
+
+    name: str
+    copy: Copy | None = None
+    why: str = ""
+    named: bool = False
+
+
+def module_of(title: str, copies: Iterable[Copy]) -> str:
+    """Return the text of a module with some functions of a script, and what they need, in its order."""
+    statements = dict(sorted({line: text for copy in copies for line, text in copy.statements}.items()))
+    out, before = f'"""{title}"""\n', ""
+    for text in statements.values():
+        apart = any(part.startswith(("def ", "class ", "async ", "@")) for part in (before, text))
+        joins = not apart and before.startswith(IMPORTS) == text.startswith(IMPORTS) and before
+        out += ("" if joins else "\n\n" if apart else "\n") + f"{text}\n"
+        before = text
+    return out
+
+
+IMPORTS = ("import ", "from ")
 
 
 @dataclass(frozen=True)
@@ -201,12 +246,18 @@ def say_rows(keys: Keys, script: Script) -> Statements[str]:
     """State what becomes of the functions over rows, and return the format."""
     rows = script.rows or Rows()
     several = isinstance(rows.content, dict) or script.objective != "sft"
-    form, fields, body = _answers(rows.content) if several else _sft(rows.content)
+    prompts = script.objective in ("grpo", "rloo")
+    made = _prompts if prompts else _answers if several else _sft
+    form, fields, body = made(rows.content)
     sets: dict[str, Any] = {"data.format": form}
     if fields:
         sets["data.fields"] = fields
     note = ""
-    if rows.by_hand:
+    if rows.by_hand and prompts and all(step.copy for step in rows.by_hand):
+        entry, text = _copied(rows, body)
+        yield keys.file(FILE, text)
+        sets["data.transform"] = f"{FILE}:{entry}"
+    elif rows.by_hand:
         first, name = rows.by_hand[0], FUNCTION
         if len(rows.steps) == 1 and not (body or first.selects):
             name = first.name or FUNCTION
@@ -289,7 +340,19 @@ def _renamed(fields: dict[str, str], usual: tuple[str, ...] = ()) -> dict[str, s
     return {name: column for name, column in fields.items() if column != name and column not in usual}
 
 
-MADE = {"chat": "conversations", "text": "plain text"}
+def _prompts(content: Any) -> tuple[str, dict[str, str], str]:
+    """Return the same as _sft, for prompts. The other columns of a row stay, for reward functions."""
+    columns = {name: value for name, value in (content or {}).items() if value != Column(name)}
+    prompt = columns.get("prompt")
+    if columns.keys() <= {"prompt"} and (prompt is None or isinstance(prompt, Column)):
+        return PROMPT, _renamed({"prompt": prompt.name} if prompt else {}), ""
+    pairs = "".join(f"        {literal(name)}: {_written(value)},\n" for name, value in columns.items())
+    return PROMPT, {}, f"    return {{\n        **row,\n{pairs}    }}\n"
+
+
+PROMPT = "prompt"
+"""The format of prompts without answers."""
+MADE = {"chat": "conversations", "text": "plain text", PROMPT: "prompts"}
 """What a file makes of rows, by format."""
 
 
@@ -345,6 +408,7 @@ WANTED = {
     "prompt_completion": "prompt and completion",
     "chat": "messages",
     "text": "text",
+    PROMPT: "prompt",
     "preference": "prompt, chosen and rejected",
     "unpaired_preference": "prompt, completion and label",
 }
@@ -374,13 +438,38 @@ def _commented(function: ByHand) -> str:
     return place + "".join(f"# {line}".rstrip() + "\n" for line in function.lines)
 
 
+def _copied(rows: Rows, body: str) -> tuple[str, str]:
+    """Return the name of a function that applies the script's own functions to a row, and its file."""
+    copies, calls = [], []
+    for step in rows.steps:
+        if isinstance(step, Columns):
+            calls.append(_with_columns(step))
+        elif step.copy is not None:
+            copies.append(step.copy)
+            name = step.copy.name
+            keeps = f"    if not {name}(row):\n        return None\n"
+            calls.append(keeps if step.selects else f"    row = {{**row, **{name}(row)}}\n")
+    entry = FUNCTION if all(copy.name != FUNCTION for copy in copies) else f"{FUNCTION}_row"
+    head = module_of("Rows as the script makes them.", copies)
+    text = f'''{head}
+
+def {entry}(row):
+    """Apply the script's steps to a row, in their order. None leaves the row out."""
+{"".join(calls)}{body or "    return row" + chr(10)}'''
+    return entry, text
+
+
+def _with_columns(step: Columns) -> str:
+    pairs = "".join(f"        {literal(key)}: {_inline(value)},\n" for key, value in step.made.items())
+    return f"    row = {{\n        **row,\n{pairs}    }}\n"
+
+
 def _chain(rows: Rows, body: str) -> str:
     """Write a file with the steps in the script's order. Functions that are not followed stop the run."""
     functions, calls, taken = [], [], {FUNCTION}
     for step in rows.steps:
         if isinstance(step, Columns):
-            pairs = "".join(f"        {literal(key)}: {_inline(v)},\n" for key, v in step.made.items())
-            calls.append(f"    row = {{\n        **row,\n{pairs}    }}\n")
+            calls.append(_with_columns(step))
             continue
         plain = step.name or ("keep" if step.selects else "change")
         names = (plain, *(f"{plain}_{number}" for number in range(2, len(rows.steps) + 3)))

@@ -109,10 +109,19 @@ def batch(keys: Keys, launch: Launch) -> Says:
         for key in ("split_batches", "accelerator_config"):
             yield keys.same(key, note="split_batches: the batch size is of all devices together")
     yield keys.same("split_batches", note="off")
-    yield keys.say("per_device_train_batch_size", {"train.micro_batch_size": step.per_device})
+    whole = ""
+    if keys.tool == "Unsloth" and (size := _group(keys)) and step.rows % size:
+        step, whole = (
+            replace(step, per_device=size),
+            f"Unsloth makes it {size}, so that a step has whole groups",
+        )
+    yield keys.say("per_device_train_batch_size", {"train.micro_batch_size": step.per_device}, whole)
     rows = {"train.global_batch_size": step.rows}
     yield keys.same("gradient_accumulation_steps", rows, f"{step.rows} rows per step: {step}")
     yield keys.sets("train.global_batch_size", step.rows)
+    if keys.ledger.value("train.objective") == "grpo":
+        yield keys.same("average_tokens_across_devices", note="the loss has a normalization of its own")
+        return
     stated = keys.value("average_tokens_across_devices") is not None
     tokens = keys.flag("average_tokens_across_devices") if stated else True
     yield keys.sets("train.loss_normalization", "tokens", "")
@@ -122,6 +131,13 @@ def batch(keys: Keys, launch: Launch) -> Says:
         )
     note = "recipec takes the mean over the tokens of all devices, not of each device"
     yield keys.say("average_tokens_across_devices", {}, note)
+
+
+def _group(keys: Keys) -> int:
+    """Return the completions of a group; 0 without groups, or if a draw is not for one step."""
+    grouped = keys.ledger.value("train.objective") == "grpo"
+    other = keys.given("steps_per_generation") or keys.given("generation_batch_size")
+    return (keys.integer("num_generations") or 0) if grouped and not other else 0
 
 
 def length(keys: Keys) -> Says:

@@ -218,12 +218,16 @@ def _trl(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, An
         "orpo": "ORPOConfig",
         "cpo": "CPOConfig",
         "kto": "KTOConfig",
+        "grpo": "GRPOConfig",
+        "rloo": "RLOOConfig",
         "script": "ScriptArguments",
         "model": "ModelConfig",
         "mixture": "DatasetMixtureConfig",
         "dataset": "DatasetConfig",
     }
     sections = {key: fields(known, name) for key, name in names.items()}
+    for key in ("grpo", "rloo"):
+        sections[key] |= fields(known, f"{key.upper()}ScriptArguments")
     bases = ("_BaseConfig", "ScriptArguments", "ModelConfig")
     shared = {key for name in bases for key in fields(known, name)}
     for prefix, paths in (("", configs), ("experimental.", experimental)):
