@@ -97,7 +97,7 @@ READ_BY_PORT = {
     *("compiler.lowering.program", "compiler.lowering.references", "compiler.lowering.run_length"),
     *("runtime.model.adapters", "runtime.model.families", "runtime.model.families.decoder"),
     *("runtime.data.messages", "runtime.data.tokenizer", "runtime.peft.adapter"),
-    "runtime.training.objectives",
+    *("runtime.training.objectives", "runtime.reinforcement.loss_types"),
     # Texts of recipes, modules and pages.
     *("compiler.python_text", "compiler.wording", "compiler.pages.document", "compiler.pages.html"),
     *("compiler.pages.markdown", "compiler.pages.text"),
