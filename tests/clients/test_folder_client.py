@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ from recipec.runtime.clients import evaluate, smoke
 from recipec.runtime.clients.answers import ServedModel
 from recipec.runtime.clients.client import Client, ServerError, connect
 from recipec.runtime.errors import UserError
+from recipec.runtime.inference import loaded_model
 from recipec.runtime.inference.loaded_model import sampling_of, served_sampling, unsupported
-from recipec.runtime.inference.text_generator import TextStream
+from recipec.runtime.inference.text_generator import Request, TextGenerator, TextStream
 from recipec.runtime.model.sampling import GREEDY, Sampling
+from recipec.runtime.model.sharding import start_mesh
+from recipec.runtime.settings import MeshSettings
 from tests import tiny
 from tests.runtime.decoders import make
 from tests.trained.conftest import adapted
@@ -91,6 +95,22 @@ def test_concurrent_greedy_answers_match_transformers(family: str, tmp_path: Pat
             values, numbers = row.topk(5)
             assert [*step] == numbers.tolist()
             assert np.allclose([*step.values()], values, atol=1e-4)
+
+
+def test_model_on_several_devices_answers_as_on_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split the weights over four virtual devices, as over the chips of a TPU."""
+    prompts = [list(range(10, 10 + length)) for length in (5, 60)]
+    answers = []
+    for devices in (1, 4):
+        axes = {"fsdp": 1, "tp": devices}
+        monkeypatch.setattr(
+            loaded_model, "mesh_here", partial(start_mesh, MeshSettings("cpu", devices, axes))
+        )
+        generator = TextGenerator(loaded_model.load_model(folder), likeliest=2)
+        assert generator.model.mesh.size == devices
+        answers.append(generator.answer([Request(prompt, 30) for prompt in prompts]))
+    assert [answer.tokens for answer in answers[0]] == [answer.tokens for answer in answers[1]]
+    assert all(len(answer.tokens) == 30 for answer in answers[0])
 
 
 def test_stream_equals_whole_answer_and_comes_in_parts(folder: Path) -> None:

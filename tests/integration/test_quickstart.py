@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.rehearse import quickstart as command
+from recipec.compiler.trained.chat import Talk
+from recipec.compiler.trained.chat_engines import Options
+from recipec.runtime.clients import evaluate, smoke
 from tests.docs.blocks import blocks
 from tests.docs.checks import steps
 from tests.preloaded import preloaded_scripts
@@ -90,3 +93,29 @@ def test_merged_model_loads_with_all_base_tensors(quickstart: tuple[Path, str]) 
     with safe_open(merged / "model.safetensors", "numpy") as file:
         assert set(file.keys()) == set(base["weight_map"])
     assert loaded.config.text_config.num_hidden_layers == 6
+
+
+@pytest.mark.e2e
+def test_merged_model_is_checked_and_evaluated_without_a_server(
+    quickstart: tuple[Path, str], tmp_path: Path
+) -> None:
+    """Compare the evaluation's answers with transformers', in a chat of one turn each."""
+    output, _ = quickstart
+    merged, base = output / "resumed" / "merged", output / "model"
+    folders = ["--url", str(merged), "--base-url", str(base)]
+    assert smoke.main([*folders, "--model", "quickstart", "--json", str(tmp_path / "smoke.json")]) == 0
+    states = {
+        check["name"]: check["state"] for check in json.loads((tmp_path / "smoke.json").read_text())["checks"]
+    }
+    assert states.pop("version") == "-" and {*states.values()} == {"ok"} and "differs from base" in states
+    rows = [{"prompt": text, "expected": "."} for text in ("Where is my parcel?", "Hello", "Thank you.")]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--name", "quickstart", "--prompts", str(tmp_path / "prompts.jsonl"), "--max-tokens", "16"]
+    words += ["--url", str(merged), "--results", str(tmp_path / "eval"), "--concurrency", "1"]
+    assert evaluate.main(words) == 0
+    talk = Talk(merged, Options(temperature=0, max_tokens=16, engine="transformers"), lambda text: None)
+    answers = (tmp_path / "eval" / "tuned" / "answers.jsonl").read_text().splitlines()
+    assert len(answers) == 3
+    for answer in map(json.loads, answers):
+        talk.reset()
+        assert answer["text"] == talk.answer(rows[answer["line"] - 1]["prompt"])
