@@ -99,8 +99,9 @@ class FolderClient(Client):
         form, text, told = _Form(served.model, path == CHAT, body), TextStream(served.model.tokenizer), 0
         answer = Answer()
         for answer in served.stream(request):
-            new, told = answer.tokens[told:], len(answer.tokens)
-            choice = {"index": 0, **form.part(text.text(answer.tokens, answer.complete)), "token_ids": new}
+            new = answer.tokens[told:]
+            choice = {"index": 0, **form.part(text.each(answer.tokens, told)), "token_ids": new}
+            told = len(answer.tokens)
             yield {"choices": [{**choice, "finish_reason": _reason(answer) if answer.complete else None}]}
         yield {"choices": [], "usage": _usage(request, answer)}
 
@@ -200,8 +201,8 @@ class _Form:
     body: Mapping[str, Any]
 
     def whole(self, answer: Answer) -> dict[str, Any]:
-        """Return the text of an answer."""
-        text = TextStream(self.model.tokenizer).text(answer.tokens, complete=True)
+        """Return the text of an answer, without an incomplete character at its end, as vLLM does."""
+        text = TextStream(self.model.tokenizer).each(answer.tokens)
         return {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
 
     def part(self, text: str) -> dict[str, Any]:

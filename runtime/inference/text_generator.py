@@ -203,5 +203,9 @@ class TextStream:
         self._start, self._told = self._told, len(tokens)
         return after[len(before) :]
 
+    def each(self, tokens: Sequence[int], start: int = 0) -> str:
+        """Return the text of the tokens from `start` on, as if they came one by one."""
+        return "".join(self.text(tokens[: place + 1]) for place in range(start, len(tokens)))
+
     def _decoded(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))

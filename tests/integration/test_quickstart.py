@@ -118,4 +118,5 @@ def test_merged_model_is_checked_and_evaluated_without_a_server(
     assert len(answers) == 3
     for answer in map(json.loads, answers):
         talk.reset()
-        assert answer["text"] == talk.answer(rows[answer["line"] - 1]["prompt"])
+        text = talk.answer(rows[answer["line"] - 1]["prompt"])
+        assert answer["text"] == text.rstrip("\N{REPLACEMENT CHARACTER}")
