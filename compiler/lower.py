@@ -165,4 +165,5 @@ def _program(facts: Facts, text: str) -> Program:
         rules=facts.rules,
         text=text,
         automatic=facts.automatic,
+        teacher=facts.teacher,
     )

@@ -188,6 +188,22 @@ class Grpo:
 
 
 @dataclass(frozen=True)
+class Distill:
+    """Knowledge distillation: the loss compares the next-token probabilities of student and teacher at each
+    token that carries loss, as TRL's GKDTrainer does on the data's answers.
+
+    Attributes:
+        beta: The divergence: 0 is the KL divergence of the student from the teacher (forward), 1 the reverse;
+            between them lies the generalized Jensen-Shannon divergence, with this share of the teacher in the
+            mixture.
+        temperature: Divisor of both models' logits in the loss. The loss is not multiplied by its square.
+    """
+
+    beta: float = 0.5
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
 class RewardLimits:
     """The limits of the processes in which rewards run.
 
@@ -349,7 +365,8 @@ class Train:
         objective: What the model learns: sft, to write the samples; dpo, cpo and orpo, to prefer the chosen
             answer to the rejected one (data.format: preference); kto, to prefer desirable answers to
             undesirable ones (data.format: unpaired_preference); grpo, to write answers with high rewards
-            (data.format: prompt).
+            (data.format: prompt); distill, to predict as a teacher does.
+        distill: distill: the teacher, and the divergence from it. null has none.
         grpo: grpo: groups of completions, their lengths and sampling, and the loss.
         beta: dpo and kto: how close the model stays to the model before training; cpo: factor of the
             log-probabilities; orpo: weight of the odds ratio.
@@ -398,6 +415,7 @@ class Train:
     """
 
     objective: str = "sft"
+    distill: Distill | None = None
     grpo: Grpo | None = None
     beta: float = 0.1
     loss_type: str = "sigmoid"

@@ -138,6 +138,7 @@ class RunSettings:
     Attributes:
         lora: None for full fine-tuning.
         rules: the recipe's sharding rules.
+        teacher: the model that the objective distill learns from, None for others.
     """
 
     model: ModelSettings
@@ -147,3 +148,4 @@ class RunSettings:
     train: TrainSettings
     checkpoint: CheckpointSettings
     rules: tuple[Rule, ...] = ()
+    teacher: ModelSettings | None = None

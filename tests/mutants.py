@@ -259,7 +259,7 @@ MUTANTS = (
     Mutant("master-weights", "test_optimizers -k accumulate_small",
            "optax.apply_updates(state.master, changes)", "optax.apply_updates(_float32(params), changes)"),
     Mutant("loss-not-shifted", "test_loss -k padded_and_packed",
-           "jnp.roll(tokens, -1, axis=1), counted)", "tokens, counted)"),
+           "(jnp.roll(tokens, -1, axis=1), counted)", "(tokens, counted)"),
     Mutant("loss-across-samples", "test_loss -k padded_and_packed",
            "mask[:, 1:] & within", "mask[:, 1:]"),
     Mutant("attention-to-the-future", "test_loss -k attention_mask",

@@ -6,6 +6,7 @@ from __future__ import annotations
 from recipec.compiler.checks import (
     as_it_is,
     data,
+    distill,
     evaluate,
     formats,
     launch,
@@ -44,6 +45,7 @@ CHECKS = (
     samples.check,
     train.check,
     reinforcement.check,
+    distill.check,
     qat.check,
     quantized.check,
     serve.check,

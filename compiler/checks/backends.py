@@ -16,6 +16,7 @@ from recipec.runtime.model.partition_rules import TOKENS
 from recipec.runtime.training.objectives import OBJECTIVES, keeps_copy
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.language import Recipe
 from recipec.spec.language.train import Train
 
 UNTOLD = ("granitemoe", "granitemoehybrid")
@@ -118,6 +119,19 @@ E0950 = Code(
     cure="Write `init: peft` or `quantization: null`, or build without that `--backend`.",
 )
 
+E0960 = Code(
+    "E0960",
+    "distillation with another backend",
+    cause="train_trl.py and train_torchax.py have one model, and no teacher next to it.",
+    cure="Write `objective: sft`, or build without that `--backend`.",
+)
+
+
+def _teacher(recipe: Recipe, backend: str) -> Iterator[Diagnostic]:
+    if recipe.train.objective == "distill":
+        yield _refusal(backend, E0960, " has no teacher", "train.objective", "objective: sft")
+
+
 E0959 = Code(
     "E0959",
     "a new schedule with TRL",
@@ -132,6 +146,7 @@ def check_trl(program: Program) -> Iterator[Diagnostic]:
     recipe, refuse = program.recipe, partial(_refusal, "trl")
     optimizer, lora = recipe.train.optimizer.name, recipe.lora
     quantization = recipe.model.quantization
+    yield from _teacher(recipe, "trl")
     if optimizer in ("lion", "muon"):
         which = "Lion" if optimizer == "lion" else "Muon with Adam for vectors and embeddings"
         reason = f": torch and transformers have no {which}"
@@ -270,6 +285,7 @@ E0949 = Code(
 def check_torchax(program: Program) -> Iterator[Diagnostic]:
     """Yield what TorchAX cannot do of a recipe, or does differently from train.py."""
     recipe, lora, refuse = program.recipe, program.lora, partial(_refusal, "torchax")
+    yield from _teacher(recipe, "torchax")
     if recipe.train.optimizer.name == "muon":
         reason = ": train.py's Muon knows only its own arrays"
         yield refuse(E0920, reason, "train.optimizer.name", "name: adamw")

@@ -392,8 +392,8 @@ W0511 = Code(
     "key of another objective or loss",
     cause="rewards, reward_limits, rollout, grpo, beta, loss_type, label_smoothing, z_loss, "
     "neftune_noise_alpha, simpo_gamma, cpo_alpha, "
-    "eaft_alpha, eaft_top_k, eaft_entropy, asft_alpha, desirable_weight and undesirable_weight each "
-    "belong to certain objectives or losses, which this recipe does not use.",
+    "eaft_alpha, eaft_top_k, eaft_entropy, asft_alpha, desirable_weight, undesirable_weight and "
+    "distill each belong to certain objectives or losses, which this recipe does not use.",
     cure="Remove it.",
 )
 

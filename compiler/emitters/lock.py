@@ -41,6 +41,9 @@ def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[B
         "runtime": runtime.record(),
         "files": {path: digest(content) for path, content in files.items()},
     }
+    if program.teacher is not None:
+        teacher = program.teacher
+        lock["teacher"] = {"family": teacher.family.name, "architecture": asdict(teacher.architecture)}
     if program.accelerator.hosts > 1:
         lock["hosts"] = program.accelerator.hosts
     if backends:

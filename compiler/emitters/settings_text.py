@@ -38,6 +38,8 @@ def kind(program: Program) -> str:
     size = "Full" if lora is None else f"Q{name}" if program.recipe.model.quantization else name
     if program.recipe.train.qat is not None:
         size = f"Quantization-aware {size if lora is not None else 'full'}"
+    if program.teacher is not None:
+        return f"{size} distillation"
     return f"{size} fine-tuning" if objective == "sft" else f"{size} {objective.upper()} training"
 
 
@@ -68,6 +70,7 @@ def constants(settings: RunSettings, program: Program) -> dict[str, Value]:
     """Return the constants of a training script, by their names."""
     values: dict[str, Value] = {
         "MODEL": constructor(settings.model),
+        **({"TEACHER": constructor(settings.teacher, quiet=("remat",))} if settings.teacher else {}),
         "MESH": constructor(settings.mesh, quiet=("hosts", "flags")),
     }
     if settings.rules:

@@ -60,6 +60,7 @@ def script(program: Program) -> dict[str, Any]:
 def _run_arguments(program: Program) -> list[str]:
     """Return the arguments of runtime.training.train.run, in its order."""
     names = ["ARTIFACT", "arguments", "model=MODEL", "mesh=MESH"]
+    names += ["teacher=TEACHER"] if program.teacher is not None else []
     names += ["lora=LORA"] if program.lora is not None else []
     names += ["data=DATA", "train=TRAIN", "checkpoint=CHECKPOINT"]
     if program.recipe.train.objective == "grpo":

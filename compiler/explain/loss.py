@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from recipec.compiler.explain.reinforcement import groups
@@ -36,6 +37,12 @@ def objective(program: Program) -> list[str]:
         )
     elif kind.refers(train.loss_type):
         out.append("the reference is the base without its adapters, so it needs no additional weights")
+    if (teacher := program.teacher) is not None:
+        numbers = sum(math.prod(p.shape) for p in teacher.family.parameters(teacher.architecture))
+        out.append(
+            f"the teacher, {teacher.title} with {numbers:,} parameters, stands next to the model on the same "
+            "mesh and is not trained"
+        )
     if train.loss_type in kind.mismatched:
         out.append(
             "how far the model is from the reference is estimated in each micro-batch, from its prompts with "

@@ -51,6 +51,7 @@ class Facts:
             where the recipe has no such section.
         layers: the layers with adapters, None where they cannot be determined.
         automatic: the keys whose `auto` is resolved in `recipe`, each with the reason for its value.
+        teacher: of the objective distill; None where unknown, or with another objective.
     """
 
     recipe: Recipe
@@ -60,6 +61,7 @@ class Facts:
     serve_accelerator: Accelerator | None
     layers: tuple[int, ...] | None
     automatic: Mapping[str, str] = field(default_factory=dict)
+    teacher: catalog.Model | None = None
 
     @property
     def folder(self) -> Path:
@@ -113,7 +115,10 @@ class Facts:
     @cached_property
     def token_ids(self) -> Mapping[str, int] | None:
         """The ids of the tokens of the model's tokenizer; None if it is not next to the recipe."""
-        model = self.recipe.model.id
+        return self.token_ids_of(self.recipe.model.id)
+
+    def token_ids_of(self, model: str) -> Mapping[str, int] | None:
+        """Return the ids of the tokens of a model's tokenizer; None if it is not next to the recipe."""
         if not catalog.is_directory(model):
             return None
         file = self.folder / Path(model).expanduser() / TOKENIZER
@@ -178,14 +183,16 @@ def gather(recipe: Recipe, source: Path) -> tuple[Facts, list[Diagnostic]]:
         source: the recipe's file; relative directories are relative to its folder.
     """
     diagnostics: list[Diagnostic] = []
-    model = _grown(recipe, _model(recipe, source, diagnostics), diagnostics)
-    recipe = _at_commit(recipe, model, source, diagnostics)
+    model = _grown(recipe, _model(recipe.model.id, "model", source, diagnostics), diagnostics)
+    at = _commit(recipe.model.revision, "model", model, source, diagnostics)
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"revision": at})})
+    recipe, teacher = _teacher(recipe, source, diagnostics)
     accelerator = _accelerator(recipe, diagnostics)
     serve_accelerator = _serve_accelerator(recipe, diagnostics)
     layers = _layers(recipe, model, diagnostics)
     recipe = _within_positions(_targets(recipe, model), model)
     recipe, automatic = _attention(recipe, model, accelerator)
-    facts = Facts(recipe, source, model, accelerator, serve_accelerator, layers, automatic)
+    facts = Facts(recipe, source, model, accelerator, serve_accelerator, layers, automatic, teacher)
     return facts, diagnostics
 
 
@@ -241,18 +248,19 @@ def _attention(
     return recipe.model_copy(update={"model": section}), {"model.attention": reason}
 
 
-def _model(recipe: Recipe, source: Path, diagnostics: list[Diagnostic]) -> catalog.Model | None:
+def _model(model_id: str, section: str, source: Path, diagnostics: list[Diagnostic]) -> catalog.Model | None:
+    """Return the model that a section names by its `id`."""
     try:
-        return catalog.find(recipe.model.id, source.parent)
+        return catalog.find(model_id, source.parent)
     except catalog.UnknownModel as error:
-        diagnostics.append(Diagnostic(error.code, str(error), "model.id", error.help))
+        diagnostics.append(Diagnostic(error.code, str(error), f"{section}.id", error.help))
     except UnsupportedCheckpoint as error:
         known = f"known are checkpoints of {listing(catalog.family_titles())}"
         diagnostics.append(
             Diagnostic(
                 E0803,
-                f"`{recipe.model.id}` cannot be trained by this version: {error}",
-                "model.id",
+                f"`{model_id}` cannot be trained by this version: {error}",
+                f"{section}.id",
                 known if error.key == "model_type" else "choose another checkpoint",
             )
         )
@@ -316,27 +324,45 @@ E0815 = Code(
 )
 
 
-def _at_commit(
-    recipe: Recipe, model: catalog.Model | None, source: Path, diagnostics: list[Diagnostic]
-) -> Recipe:
-    """Set the recipe's model revision to the commit that the model was added at: the run trains what was
-    checked."""
+def _teacher(
+    recipe: Recipe, source: Path, diagnostics: list[Diagnostic]
+) -> tuple[Recipe, catalog.Model | None]:
+    """Return the teacher of the objective distill, and the recipe with its commit."""
+    train, section = recipe.train, "train.distill.teacher"
+    if train.objective != "distill" or train.distill is None:
+        return recipe, None
+    teacher = train.distill.teacher
+    model = _model(teacher.id, section, source, diagnostics)
+    revision = _commit(teacher.revision, section, model, source, diagnostics)
+    distill = train.distill.model_copy(update={"teacher": teacher.model_copy(update={"revision": revision})})
+    train = train.model_copy(update={"distill": distill})
+    return recipe.model_copy(update={"train": train}), model
+
+
+def _commit(
+    revision: str | None,
+    section: str,
+    model: catalog.Model | None,
+    source: Path,
+    diagnostics: list[Diagnostic],
+) -> str | None:
+    """Return the commit that a model was added at: the run loads what was checked. Of other models, return
+    the recipe's revision."""
     if model is None or model.added is None:
-        return recipe
-    added, revision = model.added, recipe.model.revision
+        return revision
+    added = model.added
     if revision not in (None, added.revision, added.commit):
         diagnostics.append(
             Diagnostic(
                 E0815,
-                f"model.revision is {revision}, and {added.name} was added at "
+                f"{section}.revision is {revision}, and {added.name} was added at "
                 f"{f'{added.revision}, ' if added.revision else ''}commit {added.commit}",
-                "model.revision",
+                f"{section}.revision",
                 f"remove it, or {catalog.add_command(model.id, source.parent, revision)} adds the other",
             )
         )
-        return recipe
-    section = recipe.model.model_copy(update={"revision": added.commit})
-    return recipe.model_copy(update={"model": section})
+        return revision
+    return added.commit
 
 
 E0201 = Code(

@@ -16,6 +16,7 @@ from recipec.runtime.model.reach import Reach, reach
 from recipec.runtime.model.selection import trained_whole
 
 if TYPE_CHECKING:
+    from recipec.compiler.catalog import Model
     from recipec.spec.diagnostics import Diagnostic
     from recipec.spec.language import Recipe
 
@@ -42,6 +43,7 @@ class Program:
         notebook: whether its artifact has a notebook.
         automatic: the keys that the recipe leaves to the compiler (`auto`), with the reasons for their
             values.
+        teacher: the model that the objective distill learns from, None with others.
     """
 
     recipe: Recipe
@@ -62,6 +64,7 @@ class Program:
     notes: tuple[Diagnostic, ...] = ()
     notebook: bool = False
     automatic: Mapping[str, str] = field(default_factory=dict)
+    teacher: Model | None = None
 
     def serving(self, **changes: object) -> Program:
         """Return the program with other settings of the server."""

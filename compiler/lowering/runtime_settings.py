@@ -58,6 +58,7 @@ def run_settings(program: Program) -> RunSettings:
         train=train_settings(recipe),
         checkpoint=checkpoint_settings(recipe),
         rules=program.rules,
+        teacher=teacher_settings(program),
     )
 
 
@@ -84,6 +85,25 @@ def model_settings(recipe: Recipe, family: Family, attention_block: int | None =
         remat=recipe.remat.policy,
         trainable_modules=plain(recipe.train.trainable_modules),
         qat=plain(recipe.train.qat),
+    )
+
+
+def teacher_settings(program: Program) -> ModelSettings | None:
+    """Return the settings of the teacher; None without one. It computes in the student's dtype, with the same
+    attention where its family has that."""
+    recipe, teacher = program.recipe, program.teacher
+    if recipe.train.distill is None or teacher is None:
+        return None
+    splash = recipe.model.attention == "splash" and teacher.family.flash_attention
+    return stated(
+        ModelSettings,
+        recipe.train.distill.teacher,
+        family=teacher.family.name,
+        dtype=recipe.model.dtype,
+        attention="splash" if splash else "dot",
+        attention_block=recipe.model.attention_block or program.accelerator.attention_block
+        if splash
+        else None,
     )
 
 

@@ -23,6 +23,8 @@ DEVICES = 8
 """Most virtual CPU devices."""
 LENGTH = 128
 """Longest sequence, in tokens."""
+TEACHER = "-teacher"
+"""What is added to the name of a miniature's folder for that of its teacher."""
 ACCUMULATION = 2
 """Most micro-batches of one optimizer step."""
 LEARNING_RATE = 0.01
@@ -108,6 +110,8 @@ def derive(
         "global_batch_size": micro * data_parallel(axes) * min(program.accumulation_steps, ACCUMULATION),
         "eval_every": max(1, steps // 2),
     }
+    if program.teacher is not None:
+        recipe["train"]["distill"]["teacher"] |= {"id": f"{model}{TEACHER}", "revision": None}
     recipe["train"]["optimizer"]["learning_rate"] = LEARNING_RATE
     # A rehearsal logs to this machine only, and runs all its steps.
     recipe["train"]["log"] |= {"every": 1, "wandb_project": None, "mlflow_experiment": None}

@@ -106,12 +106,23 @@ def _tunix(
     )
     accumulation = train.accumulation_steps(settings.mesh.data_parallel)
     rule = abstract_optimizer(built, optimizer, accumulation, mesh)
+    built = replace(built, teacher=_teacher(program, settings, mesh))
     step = Step(built, rule, train, mesh, functools.partial(micro_batch_loss, built, train))
     trained, state = (
         placed(tree, sharding) for tree, sharding in zip(step.live, step.shardings, strict=True)
     )
     reference = trained if keeps_copy(train, settings.lora) else None
+    if built.teacher is not None:
+        reference = placed_base(step.base[1], built.teacher.quantized, mesh)
     return step, (trained, state), (placed_base(step.base[0], built.quantized, mesh), reference)
+
+
+def _teacher(program: Program, settings: RunSettings, mesh: Mesh) -> Built | None:
+    """Return the teacher with all its layers, None without one."""
+    if program.teacher is None or settings.teacher is None:
+        return None
+    about = program.teacher
+    return abstract_model(about.family, about.architecture, settings.teacher, None, dict(mesh.shape))
 
 
 def _torchax(

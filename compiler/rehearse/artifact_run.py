@@ -11,6 +11,7 @@ from pathlib import Path
 
 from recipec import ROOT
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.miniature.small_recipe import TEACHER
 from recipec.compiler.pages.numbers import mb_number
 from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, last_lines
 from recipec.compiler.report.metrics import Metrics
@@ -145,6 +146,8 @@ class ArtifactRun:
         command = [str(self.artifact / "train.py"), "--model", str(self.model)]
         if self.processes > 1:
             command = ["-P", "-m", "runtime.hosts.local", str(self.processes), *command]
+        if (teacher := self.model.with_name(f"{self.model.name}{TEACHER}")).is_dir():
+            command += ["--teacher", str(teacher)]
         command += ["--data-dir", str(self.data), "--output", str(output)]
         return self._script(command + ["--resume"] * resume, log, until)
 

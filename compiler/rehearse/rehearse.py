@@ -27,6 +27,7 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.references import is_inline
 from recipec.compiler.miniature.small_checkpoint import shrink, write_checkpoint
 from recipec.compiler.miniature.small_recipe import (
+    TEACHER,
     MiniatureChange,
     conversations,
     derive,
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 STEPS = 12
 
 TRAIN_ROWS, EVAL_ROWS = 96, 8
+TEACHER_SCALE = 0.8
+"""The standard deviation of the embedding of a miniature's teacher."""
 EXPECTED: Mapping[str, float] = {
     **{"miniature": 0.5, "compile": 0.5, "train": 60, "kill": 30},
     **{"resume": 40, "compare": 1, "merge": 2, "verify": 12},
@@ -141,6 +144,8 @@ def write_miniature(program: Program, work: Path, dtype: str | None = None) -> s
         return write_any(work / "model", program, axes, texts, dtype)
     config = shrink(program.config, axes)
     write_checkpoint(work / "model", config, texts, dtype=dtype, added=program.recipe.model.add_tokens)
+    if program.teacher is not None:  # the same model, with an embedding of other values
+        write_checkpoint(work / f"model{TEACHER}", config, texts, dtype=dtype, embedding_scale=TEACHER_SCALE)
     text = config.get("text_config", config)
     heads = [text["num_attention_heads"], text["num_key_value_heads"]]
     heads += [own] if (own := text.get("num_global_key_value_heads")) else []

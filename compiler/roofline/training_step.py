@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.runtime_settings import attention_block
@@ -19,9 +20,12 @@ from recipec.compiler.wording import split_layer
 from recipec.runtime.model.adapters import arrays_of
 from recipec.runtime.model.families import Architecture
 from recipec.runtime.model.families.base import CHUNKED, EXPERTS, Parameter, matrices
-from recipec.runtime.model.partition_rules import shards
+from recipec.runtime.model.partition_rules import resolved, shards
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.language import Train
+
+if TYPE_CHECKING:
+    from recipec.compiler.catalog import Model
 
 LOOKED_UP = ("embedder.input_embedding", "embedder.per_layer_input_embedding")
 """Embeddings, which are looked up and not multiplied. The first is also the output head if the model has no
@@ -217,6 +221,7 @@ def bound(program: Program, row_length: int) -> Bound:
     accelerator, model = program.accelerator, shapes(program, row_length)
     tokens = rows(program) * row_length
     flops = _least_flops(program, model, row_length) * tokens
+    flops += teacher_flops(program, row_length) * tokens
     seconds = flops / accelerator.devices / accelerator.peak_flops_per_device
     return Bound(seconds, state_bytes(program) + kept_bytes(program, model, row_length))
 
@@ -240,8 +245,8 @@ def model_flops(program: Program, tokens: float) -> float:
     6 N a token (2 forward, 2 for the gradient of the activations, 2 for the gradient of the weights), and
     12 L H Q T for attention. Here attention counts only the pairs that the mask leaves. N is the number of
     weights in matrix products, with the output head and without the embedding. Frozen weights need 4 N from
-    the first trained layer on and 2 N before it, and each adapter weight needs 6. DPO's reference adds a
-    forward pass, and KTO's unrelated answers add one of each model.
+    the first trained layer on and 2 N before it, and each adapter weight needs 6. DPO's reference and a
+    teacher add a forward pass, and KTO's unrelated answers add one of each model.
 
     Args:
         tokens: tokens of the micro-batch over all devices, padding included.
@@ -259,7 +264,54 @@ def model_flops(program: Program, tokens: float) -> float:
         flops += forward * (FORWARD * layer.weights + 2 * product)
         if number >= model.first_trained:
             flops += BACKWARD * layer.weights + 2 * layer.trained + 4 * product
-    return flops * tokens
+    return (flops + teacher_flops(program, length)) * tokens
+
+
+def teacher_flops(program: Program, length: int) -> float:
+    """Return the FLOPs a token of the teacher's forward pass, 0 without one.
+
+    Args:
+        length: tokens of a row.
+    """
+    if program.teacher is None:
+        return 0.0
+    model = shapes(_of_teacher(program, program.teacher), length)
+    layers = sum(
+        FORWARD * layer.weights + 4 * layer.attended * layer.pairs / length for layer in model.layers
+    )
+    return FORWARD * (model.head + model.outside) + layers
+
+
+def teacher_bytes(program: Program) -> float:
+    """Return the bytes of the teacher's weights on one device, 0 without one."""
+    if program.teacher is None or program.recipe.train.distill is None:
+        return 0.0
+    teacher, axes = _of_teacher(program, program.teacher), program.recipe.mesh.axes
+    linear = matrices(teacher.family, teacher.architecture, teacher.parameters)
+    quantized = STORED[program.recipe.train.distill.teacher.quantization]
+    size = BYTES[program.recipe.model.dtype]
+    return sum(
+        math.prod(parameter.shape)
+        / math.prod(shards(axis, axes) for axis in parameter.spec)
+        * (quantized if quantized is not None and parameter.path in linear else size)
+        for parameter in teacher.parameters
+    )
+
+
+def _of_teacher(program: Program, teacher: Model) -> Program:
+    """Return a program of the teacher, on the student's mesh and without adapters."""
+    parameters = resolved(teacher.family.parameters(teacher.architecture), (), program.recipe.mesh.axes)
+    return replace(
+        program,
+        family=teacher.family,
+        architecture=teacher.architecture,
+        config=teacher.config,
+        parameters=parameters,
+        lora=None,
+        adapters=(),
+        rules=(),
+        teacher=None,
+    )
 
 
 def _least_flops(program: Program, model: Shapes, length: int) -> float:
@@ -331,7 +383,7 @@ def _kept(program: Program, layer: Layer, length: int) -> float:
 
 
 def state_bytes(program: Program) -> float:
-    """Return the bytes of weights, adapters and optimizer state on one device."""
+    """Return the bytes of weights, adapters, optimizer state and teacher on one device."""
     recipe, axes = program.recipe, program.recipe.mesh.axes
     linear = matrices(program.family, program.architecture, program.parameters)
     quantized = STORED[recipe.model.quantization]
@@ -344,7 +396,7 @@ def state_bytes(program: Program) -> float:
     def local(shape: Sequence[int], spec: Sequence[str | None]) -> float:
         return math.prod(shape) / parts(tuple(spec))
 
-    total = 0.0
+    total = teacher_bytes(program)
     width = BYTES[program.lora.dtype] if program.lora else size
     whole = {parameter.path for parameter in program.whole}
     for parameter in program.parameters:

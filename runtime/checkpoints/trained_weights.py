@@ -382,8 +382,11 @@ def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings
     return numbered(settings, base, record["recipe"].get("model", {}).get("add_tokens") or {})
 
 
-def check_model(record: Mapping[str, Any], base: HFCheckpoint) -> None:
+def check_model(record: Mapping[str, Any], base: HFCheckpoint, option: str = "--model") -> None:
     """Check that a checkpoint has the architecture of the model that a recipe was compiled for.
+
+    Args:
+        option: the script's argument that gives the checkpoint's folder.
 
     Raises:
         UserError: naming the first difference.
@@ -394,7 +397,7 @@ def check_model(record: Mapping[str, Any], base: HFCheckpoint) -> None:
     if model.get("family", base.family.name) != base.family.name:
         raise UserError(
             f"{base.name}: is of the family {base.family.name}; the run trained one of {model['family']}",
-            "give the base checkpoint of the run with --model",
+            f"give the checkpoint of the run with {option}",
         )
     trained = _without_layout(model.get("architecture") or {})
     opened = _without_layout(json.loads(json.dumps(asdict(base.architecture))))
@@ -410,7 +413,7 @@ def check_model(record: Mapping[str, Any], base: HFCheckpoint) -> None:
             raise UserError(
                 f"{base.name}: its {key} is {short(opened[key])}; the run trained a model with "
                 f"{short(trained[key])}",
-                "give the base checkpoint of the run with --model",
+                f"give the checkpoint of the run with {option}",
             )
 
 

@@ -173,6 +173,17 @@ def _check_vocabulary(tokenizer: Any, size: int | None, source: str) -> None:
         )
 
 
+def first_difference(student: Mapping[str, int], teacher: Mapping[str, int]) -> str | None:
+    """Describe the first token, by number, in which two vocabularies differ; None if they are the same."""
+    names = [{number: token for token, number in tokens.items()} for tokens in (student, teacher)]
+    numbers = sorted(names[0].keys() | names[1].keys())
+    first = next((number for number in numbers if names[0].get(number) != names[1].get(number)), None)
+    if first is None:
+        return None
+    own, other = (repr(one[first]) if first in one else "no token" for one in names)
+    return f"token {first} is {own} in the student's and {other} in the teacher's"
+
+
 def vocabulary_size(config: Path) -> int | None:
     """Return the number of embeddings of the text model in a config.json; None if it does not say."""
     try:

@@ -60,6 +60,7 @@ class Built:
         provider: computes the adapters' deltas, None without LoRA.
         quantized: the layouts of weights that are stored quantized, by path; {} for none.
         forward: how the model is computed.
+        teacher: the model that a distillation learns from, None without one.
     """
 
     model: nnx.Module
@@ -70,6 +71,7 @@ class Built:
     quantized: Mapping[str, Layout] = field(default_factory=dict)
     whole: tuple[Parameter, ...] = ()
     lora: LoraSettings | None = None
+    teacher: Built | None = None
 
 
 def unrounded(built: Built) -> Built:

@@ -77,6 +77,9 @@ class Probed:
         script = runpy.run_path(str(artifact / "train.py"), run_name="train")
         sections = (script[name] for name in ("MODEL", "MESH", "DATA", "TRAIN", "CHECKPOINT"))
         model, mesh, data, train, checkpoint = sections
+        if train.distill is not None:
+            # A probe has one model, and no teacher next to it.
+            train = replace(train, objective="sft", distill=None)
         rules = tuple(script.get("SHARDING_RULES", ()))
         lora = _drawn(script.get("LORA"))
         settings = RunSettings(model, mesh, lora, data, train, checkpoint, rules)

@@ -20,6 +20,7 @@ class Arguments:
         data_dir: the folder that relative paths of data are relative to.
         output: the folder that a relative checkpoint.directory is relative to.
         trace: file for a trace that the run can be compared by, None to write none.
+        teacher: folder of the teacher's checkpoint, or its address; None to find the recipe's teacher.
     """
 
     resume: bool
@@ -28,6 +29,7 @@ class Arguments:
     data_dir: Path
     output: Path
     trace: Path | None
+    teacher: Path | str | None
 
 
 def parser_of(program: str, artifact: Path) -> argparse.ArgumentParser:
@@ -46,6 +48,8 @@ def parser_of(program: str, artifact: Path) -> argparse.ArgumentParser:
     add("--resume", action="store_true", help="continue from the newest checkpoint")
     add("--steps", type=_positive, metavar="N", help="stop after optimizer step N")
     add("--model", type=folder_or_address, metavar="DIR", help="folder of the base checkpoint, or gs://")
+    teacher = "folder of the checkpoint of a distillation's teacher, or gs://"
+    add("--teacher", type=folder_or_address, metavar="DIR", help=teacher)
     add("--data-dir", type=folder, metavar="DIR", default=artifact, help="folder of the data files")
     add("--output", type=folder, metavar="DIR", default=artifact, help="folder for checkpoints and metrics")
     traced = "write rows, losses, the first gradients, and the adapters before and after the run"

@@ -22,6 +22,7 @@ from ..model.attention import collect, deal
 from ..model.forward import Head
 from ..model.partition_rules import TOKENS
 from ..settings import TrainSettings
+from .divergence import divergence, same_vocabulary
 
 Batch = dict[str, Any]
 """tokens, positions and segment_ids int32[B, T], loss_mask bool[B, T], norm float32[], index int32[]."""
@@ -153,16 +154,17 @@ def batch_loss(
     """
     tokens, segment_ids = batch["tokens"], batch["segment_ids"]
     counted = predicted(batch["loss_mask"], segment_ids)
-    rows = (tokens, batch["positions"], segment_ids, jnp.roll(tokens, -1, axis=1), counted)
-    *inputs, targets, counted = dealt(rows) if forward.dealt else rows
-    hidden = forward.hidden(model, *inputs)
+    rows = (tokens, batch["positions"], segment_ids)
+    hidden = _states(forward, model, rows, forward.dealt)
+    own = (jnp.roll(tokens, -1, axis=1), counted)
+    targets, counted = dealt(own) if forward.dealt else own
     head = forward.head(model)
     scanned: tuple[jax.Array, ...] = (targets, counted)
     fixed: Arrays = ()
     other = head
     if reference is not None:
         states, other = reference(
-            lambda forward, model: (forward.hidden(model, *inputs), forward.head(model))
+            lambda other, model: (_states(other, model, rows, forward.dealt), other.head(model))
         )
         scanned, fixed = (*scanned, jax.lax.stop_gradient(states)), other.arrays
 
@@ -174,6 +176,19 @@ def batch_loss(
         return jnp.where(counted, token_loss(chunk_logits(head, arrays, x), targets, *before), 0.0)
 
     return _summed(loss_of, head, hidden, scanned, fixed, batch["norm"])
+
+
+def _states(forward: Computed, model: Any, rows: Sequence[jax.Array], as_dealt: bool) -> jax.Array:
+    """Return a model's final hidden states [B, T, D].
+
+    Args:
+        rows: tokens, positions and segment_ids in the rows' own order.
+        as_dealt: whether the states are returned in the order of `attention.deal`.
+    """
+    states = forward.hidden(model, *(dealt(rows) if forward.dealt else rows))
+    if forward.dealt == as_dealt:
+        return states
+    return deal(states) if as_dealt else collect(states, rows[0].shape[1])
 
 
 @dataclass(frozen=True)
@@ -416,9 +431,23 @@ def _asft(train: TrainSettings, logits: jax.Array, targets: jax.Array, before: j
     return _dft(train, logits, targets) + train.asft_alpha * divergence
 
 
-TOKEN_LOSSES: dict[str, Callable[..., jax.Array]] = {"dft": _dft, "eaft": _eaft, "asft": _asft}
-"""Losses by train.loss_type: (settings, logits float32[B, T, V], targets int32[B, T]) -> float32[B, T]. Those
-with a reference (`Objective.reference`) also get its logits."""
+def _distill(train: TrainSettings, logits: jax.Array, targets: jax.Array, teacher: jax.Array) -> jax.Array:
+    """Return the divergence from the teacher's next tokens, whatever the target.
+
+    Args:
+        teacher: its logits.
+    """
+    assert train.distill is not None
+    return divergence(*same_vocabulary(logits, teacher), train.distill.beta, train.distill.temperature)
+
+
+TOKEN_LOSSES: dict[str, Callable[..., jax.Array]] = {
+    **{"dft": _dft, "eaft": _eaft, "asft": _asft},
+    "divergence": _distill,
+}
+"""Losses by train.loss_type, or an objective's only one: (settings, logits float32[B, T, V], targets
+int32[B, T]) -> float32[B, T]. Those with a reference (`Objective.reference`) or a teacher also get its
+logits."""
 
 
 def top_entropy(logits: jax.Array, count: int) -> jax.Array:

@@ -49,17 +49,24 @@ from .preference_losses import Functions, mismatched, pair_loss, unpaired_losses
 
 
 def micro_batch_loss(
-    built: Built, settings: TrainSettings, model: nnx.Module, inputs: Batch, before: nnx.Module | None = None
+    built: Built,
+    settings: TrainSettings,
+    model: nnx.Module,
+    inputs: Batch,
+    before: nnx.Module | None = None,
 ) -> tuple[jax.Array, Named]:
     """Compute the loss that a run of train.py minimizes.
 
     Args:
-        before: the model that training starts from; None where it is the model without its adapters, or where
-            the objective does not use it.
+        before: the teacher, or the model that training starts from; None where it is the model without its
+            adapters, or where the objective does not use it.
     """
     provider = built.provider
 
     def reference(ask: Ask) -> Any:
+        if built.teacher is not None:
+            with _uncollected(built):
+                return ask(built.teacher.forward, before)
         as_before = nullcontext() if provider is None else before_training(provider, before is not None)
         with as_before, _uncollected(built):
             return ask(built.forward, model if before is None else before)
@@ -103,7 +110,7 @@ def objective_loss(
 
     Args:
         forward: how `model` is computed.
-        asked: the model that training starts from, and `model` without a gradient.
+        asked: the teacher or the model that training starts from, and `model` without a gradient.
 
     Returns:
         float32[], and the objective's metrics.
@@ -117,14 +124,13 @@ def objective_loss(
         if objective.pairs:
             return preference_loss(policy, reference, inputs, settings)
         return kto_loss(policy, still, reference, inputs, settings)
-    before = asked[0] if objective.refers(settings.loss_type) else None
+    before = asked[0] if objective.refers(settings.loss_type) or objective.teacher else None
     return batch_loss(forward, model, inputs, _token_loss(settings), before), {}
 
 
 def _token_loss(settings: TrainSettings) -> TokenLoss:
-    if OBJECTIVES[settings.objective].loss(settings.loss_type) is not None:
-        return functools.partial(TOKEN_LOSSES[settings.loss_type], settings)
-    return likelihood(settings)
+    name = OBJECTIVES[settings.objective].loss(settings.loss_type)
+    return likelihood(settings) if name is None else functools.partial(TOKEN_LOSSES[name], settings)
 
 
 PAIR_METRICS = ("rewards_chosen", "rewards_rejected", "rewards_margin", "rewards_accuracy")

@@ -30,6 +30,7 @@ class Objective:
         settings: keys of `train` that the objective reads with every loss.
         mismatched: losses that also run the models on prompts with other rows' answers, so that the loss
             of a step depends on which rows its micro-batches have.
+        teacher: whether another model, which is not trained, runs a forward pass too.
     """
 
     title: str
@@ -39,6 +40,7 @@ class Objective:
     likelihood: str = ""
     settings: tuple[str, ...] = ()
     mismatched: tuple[str, ...] = ()
+    teacher: bool = False
 
     @property
     def pairs(self) -> bool:
@@ -123,6 +125,12 @@ OBJECTIVES = {
         losses={"policy": ()},
         settings=("grpo",),
     ),
+    "distill": Objective(
+        "distillation from a teacher",
+        losses={"divergence": ()},
+        settings=("distill",),
+        teacher=True,
+    ),
 }
 
 QUIET = {"label_smoothing": 0.0, "z_loss": 0.0, "desirable_weight": 1.0, "undesirable_weight": 1.0}
@@ -159,6 +167,9 @@ def settings_of(train: Mapping[str, Any]) -> str:
     for key in read:
         value = train.get(key)
         values |= value if isinstance(value, Mapping) else {key: value}
+    teacher = values.pop("teacher", None)
+    if isinstance(teacher, Mapping):
+        values = {"teacher": teacher["id"], **values}
     quiet |= {key: value for key, value in asdict(Grpo()).items() if key not in SHOWN}
     values = {key: value for key, value in values.items() if value not in (None, [], quiet.get(key))}
     return "".join(

@@ -30,8 +30,9 @@ TrainState = tuple[Any, Any]
 
 
 Loss = Callable[[nnx.Module, Batch, nnx.Module | None], tuple[jax.Array, Named]]
-"""(model, micro-batch, the model that training starts from) -> the loss, and the objective's metrics. The
-third is None where it is the model without its adapters, or where the objective does not use it."""
+"""(model, micro-batch, the teacher or the model that training starts from) -> the loss, and the objective's
+metrics. The third is None where it is the model without its adapters, or where the objective does not use
+it."""
 
 
 class GradientNorm(NamedTuple):
@@ -76,7 +77,7 @@ class Step:
 
     Attributes:
         live: the trained arrays and the optimizer's state.
-        base: the arrays that a step only reads, and the reference.
+        base: the arrays that a step only reads, and the reference's or the teacher's.
         shardings: of `live`.
     """
 
@@ -96,6 +97,9 @@ class Step:
         self._experts = bool(built.forward.architecture.expert_layers)
         self._trained = trained_type(built)
         self._model_graph, trained, rest = nnx.split(built.model, self._trained, ...)
+        self._teacher_graph = None
+        if built.teacher is not None:
+            self._teacher_graph, reference = nnx.split(built.teacher.model)
         self.base = (rest, reference)
         self._optimizer_graph, state = nnx.split(optimizer)
         self.live: TrainState = (trained, state)
@@ -137,9 +141,13 @@ class Step:
         return self._loss(model, batch, before)[0]
 
     def _models(self, trained: Any, base: Any) -> tuple[nnx.Module, nnx.Module | None]:
-        """Return the model, and the model that training starts from if a copy is kept."""
+        """Return the model, and the teacher, or the model that training starts from if a copy is kept."""
         rest, reference = base
-        before = None if reference is None else nnx.merge(self._model_graph, reference, rest)
+        before = None
+        if self._teacher_graph is not None:
+            before = nnx.merge(self._teacher_graph, reference)
+        elif reference is not None:
+            before = nnx.merge(self._model_graph, reference, rest)
         return nnx.merge(self._model_graph, trained, rest), before
 
     def _gradients_of(self, trained: Any, base: Any, batch: Batch) -> Any:

@@ -34,6 +34,7 @@ from .ending import attended, farewell, watching
 from .recorder import Recorder
 from .reinforcement import Reinforced, scoring
 from .session import Session, begin, checkpoint_directory
+from .teacher import build_teacher
 from .trainer import Checkpointing, Trainer
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def run(
     *,
     model: ModelSettings,
     mesh: MeshSettings,
+    teacher: ModelSettings | None = None,
     lora: LoraSettings | None = None,
     data: DataSettings,
     train: TrainSettings,
@@ -70,6 +72,7 @@ def run(
 
     Args:
         artifact: folder of the generated script, with its recipe.lock.json.
+        teacher: the model that the objective distill learns from.
         lora: None trains all weights.
         learning_rate: makes a schedule by optimizer step from the run's number of steps, of those after
             train.continue_from.
@@ -81,7 +84,7 @@ def run(
     Returns:
         The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
     """
-    settings = RunSettings(model, mesh, lora, data, train, checkpoint, tuple(rules))
+    settings = RunSettings(model, mesh, lora, data, train, checkpoint, tuple(rules), teacher)
     directory = checkpoint_directory(checkpoint, arguments.output)
 
     def work(interrupts: Interrupts, hosts: SingleProcess | ProcessGroup) -> int:
@@ -124,6 +127,9 @@ def _run(
         )
     if settings.lora is not None and settings.lora.start_from is not None:
         start_from(session, built, settings)
+    if settings.teacher is not None:
+        with mesh:
+            built = replace(built, teacher=build_teacher(session, settings))
     rows = Rows.of(mesh, prepared.rows)
     session.hosts.log(f"holds {len(rows.here)} of the {rows.total} rows of a micro-batch")
     feed = TrainingData(

@@ -26,12 +26,13 @@ DOWNLOAD = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*"
 """The files to download from a repository."""
 
 
-def locate_model(model: ModelSettings, override: Path | str | None = None) -> Path:
+def locate_model(model: ModelSettings, override: Path | str | None = None, option: str = "--model") -> Path:
     """Return the local folder of a model's checkpoint; download it if necessary.
 
     Args:
         model: `id` is a Hugging Face id, a folder ("./...", "/...", "~/...") or a bucket ("gs://...").
-        override: a folder or bucket to use instead (--model).
+        override: a folder or bucket to use instead.
+        option: the script's argument that gives it.
 
     Raises:
         UserError: when the folder does not exist, or the model cannot be downloaded.
@@ -44,10 +45,10 @@ def locate_model(model: ModelSettings, override: Path | str | None = None) -> Pa
         if not directory.is_dir():
             raise UserError(
                 f"{address}: no such folder",
-                "--model DIR gives the folder of the base checkpoint on this machine",
+                f"{option} DIR gives the folder of the checkpoint on this machine",
             )
         return directory
-    return _download(model.id, model.revision)
+    return _download(model.id, model.revision, option)
 
 
 def open_base(model: ModelSettings, override: Path | str | None = None) -> HFCheckpoint:
@@ -61,7 +62,7 @@ def open_base(model: ModelSettings, override: Path | str | None = None) -> HFChe
     return base.grown(model.vocab_size)
 
 
-def _download(repository: str, revision: str | None) -> Path:
+def _download(repository: str, revision: str | None, option: str) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -78,14 +79,14 @@ def _download(repository: str, revision: str | None) -> Path:
     except errors.RepositoryNotFoundError as error:
         raise UserError(
             f"{where}: Hugging Face has no such model, or it is private",
-            "check model.id; set HF_TOKEN for a private model; or give a folder with --model DIR",
+            f"check its id; set HF_TOKEN for a private model; or give a folder with {option} DIR",
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise UserError(f"{where}: no such revision on Hugging Face", "check model.revision") from error
+        raise UserError(f"{where}: no such revision on Hugging Face", "check its revision") from error
     except (OSError, ValueError) as error:
         raise UserError(
             f"{where}: could not be downloaded ({first_line(error)})",
-            "check the connection, or give a downloaded folder with --model DIR",
+            f"check the connection, or give a downloaded folder with {option} DIR",
         ) from error
 
 

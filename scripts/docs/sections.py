@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from recipec.spec import language
-from recipec.spec.language import base, data, reinforcement, train
+from recipec.spec.language import base, data, distill, reinforcement, train
 
 PATH = "runtime/sections.py"
 
@@ -27,6 +27,7 @@ SECTIONS: tuple[type[base.Section], ...] = (
     train.LocalCheckpoint,
     data.Source,
     reinforcement.Grpo,
+    distill.Distill,
     reinforcement.RewardLimits,
     reinforcement.Rollout,
     language.Lora,
@@ -39,6 +40,8 @@ SECTIONS: tuple[type[base.Section], ...] = (
 ELSEWHERE: Mapping[type[base.Section], tuple[str, ...]] = {
     # Scripts build the optimizer and the schedule, and ModelSettings has what changes the model.
     language.Train: ("optimizer", "schedule", "trainable_modules", "qat"),
+    # Another ModelSettings has the teacher.
+    distill.Distill: ("teacher",),
     # LoraSettings has the numbers of the layers.
     language.Lora: ("layers",),
 }

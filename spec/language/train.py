@@ -9,6 +9,7 @@ from pydantic import AfterValidator
 
 from recipec.spec.codes import Code
 from recipec.spec.language.base import E0107, E0110, LARGEST, Problem, Section, distinct, field, section
+from recipec.spec.language.distill import Distill
 from recipec.spec.language.reinforcement import Grpo
 
 
@@ -26,8 +27,8 @@ RATES = {
     ("lora", "other"): 5.0e-6,
     ("full", "other"): 1.0e-6,
 }
-"""Default peak learning rates: of adapters or of all weights, for sft or for the objectives that compare
-answers."""
+"""Default peak learning rates: of adapters or of all weights, for sft and distill, or for the objectives that
+compare answers."""
 
 
 def default_rate(full: bool, objective: str) -> float:
@@ -36,7 +37,7 @@ def default_rate(full: bool, objective: str) -> float:
     Args:
         full: whether all weights are trained, without adapters.
     """
-    return RATES["full" if full else "lora", "sft" if objective == "sft" else "other"]
+    return RATES["full" if full else "lora", "sft" if objective in ("sft", "distill") else "other"]
 
 
 class Optimizer(Section):
@@ -60,8 +61,8 @@ class Optimizer(Section):
     learning_rate: float = field(
         "Peak learning rate of the schedule.",
         unit="none (a step size)",
-        default_is="by method: for sft 1e-4 with LoRA and 1e-5 for all weights; for other objectives 5e-6 "
-        "with LoRA and 1e-6 for all weights",
+        default_is="by method: for sft and distill 1e-4 with LoRA and 1e-5 for all weights; for other "
+        "objectives 5e-6 with LoRA and 1e-6 for all weights",
         default_factory=lambda: RATES["lora", "sft"],  # Recipe replaces it, because it knows the method
         gt=0,
         allow_inf_nan=False,
@@ -280,10 +281,11 @@ def _grpo_of_objective(values: dict[str, Any]) -> Grpo | None:
 class Train(Section):
     """The run: its length, batches, optimizer and schedule."""
 
-    objective: Literal["sft", "dpo", "cpo", "orpo", "kto", "grpo"] = field(
+    objective: Literal["sft", "dpo", "cpo", "orpo", "kto", "grpo", "distill"] = field(
         "What the model learns: sft, to write the samples; dpo, cpo and orpo, to prefer the chosen answer to "
         "the rejected one (data.format: preference); kto, to prefer desirable answers to undesirable ones "
-        "(data.format: unpaired_preference); grpo, to write answers with high rewards (data.format: prompt).",
+        "(data.format: unpaired_preference); grpo, to write answers with high rewards (data.format: prompt); "
+        "distill, to predict as a teacher does.",
         "sft",
         choices={
             "sft": "Supervised: to write the samples.",
@@ -294,7 +296,14 @@ class Train(Section):
             "kto": "Kahneman-Tversky optimization, with the model before training as the reference.",
             "grpo": "Group relative policy optimization: reinforcement learning with `rewards` of the "
             "model's own answers.",
+            "distill": "Knowledge distillation: the next-token probabilities of the teacher that `distill` "
+            "names, at each token that carries loss.",
         },
+    )
+    distill: Distill | None = field(
+        "distill: the teacher, and the divergence from it. null has none.",
+        None,
+        example={"teacher": {"id": "Qwen/Qwen3-14B"}, "beta": 0.5},
     )
     grpo: Grpo | None = field(
         "grpo: groups of completions, their lengths and sampling, and the loss.",

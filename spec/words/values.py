@@ -45,7 +45,7 @@ VALUES: dict[str, dict[str, str]] = {
             "from the same pairs",
             "pt pretrain pretraining cpt clm continued_pretraining lm": "`objective: sft`, with "
             "`data: {format: text}`",
-            "distillation gkd kd distill": "distillation is not in this version: `objective: sft`",
+            "distillation gkd kd": "`objective: distill`",
             "lora qlora full": "`objective: sft`; adapters are the section `lora: {rank: 16}`",
         },
         "train.loss_type": {

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,9 +157,10 @@ def twenty_steps(
         model: transformers' model of it, to which PEFT adds its adapters.
         run: the folder for the runtime's run.
         methods: fields of TrainSettings, and the fields of LoraSettings in LORA; start_from names the adapter
-            that both start with.
+            that both start with; clip is the clipping norm; teacher has the folder of a distillation's
+            teacher, and transformers' model of it.
     """
-    steps, accumulation = 20, 2
+    steps, accumulation, clip = 20, 2, methods.get("clip", CLIP)
     schedule = optax.linear_schedule(1e-3, 1e-4, steps)
     lora = {key: methods[key] for key in LORA if key in methods}
     principal = lora.get("init") in PRINCIPAL
@@ -171,14 +172,17 @@ def twenty_steps(
         training.start_from(mesh, built, folder, run)
     start = split(built)
     links = [
-        optax.clip_by_global_norm(CLIP),
+        optax.clip_by_global_norm(clip),
         optax.adamw(schedule, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.01),
     ]
     links += [faster_b(methods["loraplus_lr_ratio"])] if "loraplus_lr_ratio" in methods else []
     chain = optax.chain(*links)
     with mesh:
         options = {"log": Log(every=20), "every_steps": 20}
-        options |= {key: value for key, value in methods.items() if key not in lora}
+        options |= {key: value for key, value in methods.items() if key not in (*lora, "clip")}
+        if "teacher" in methods:
+            teacher = training.build(options.pop("teacher")[0], axes, full=True)[1]
+            built = replace(built, teacher=teacher)
         trainer = training.trainer(built, mesh, run, chain, accumulation, **options)
         training.fit(trainer, run, steps, schedule, accumulation)
     found, moved = losses(run), split(built)
@@ -192,7 +196,7 @@ def twenty_steps(
         (targets, parameters),
         **methods,
     )
-    assert max(norms) > CLIP, "clipping takes part"
+    assert max(norms) > clip, "clipping takes part"
 
     def apart(one: Any, other: Any) -> float:
         pairs = (pair for name in end for pair in zip(one[name], other[name], strict=True))
@@ -310,6 +314,19 @@ def noise(model: Any, alpha: float | None, index: np.ndarray) -> Iterator[None]:
         handle.remove()
 
 
+def divergence(distill: Any, logits: Any, teacher: Any, one: dict[str, Any]) -> Any:
+    """Return the divergence of TRL's GKDTrainer at each token but the last, a torch tensor [B, T - 1]."""
+    from trl.experimental.gkd import GKDTrainer
+
+    with torch.no_grad():
+        other = reference(teacher, one).logits[:, :-1].float()
+    rows = min(logits.shape[-1], other.shape[-1])
+    pair = logits[..., :rows], other[..., :rows]
+    return GKDTrainer.generalized_jsd_loss(
+        *pair, beta=distill.beta, temperature=distill.temperature, reduction="none"
+    ).sum(-1)
+
+
 def peft_steps(
     model: Any,
     start: dict[str, tuple[np.ndarray, ...]],
@@ -393,12 +410,15 @@ def peft_steps(
             nll = -chosen.gather(-1, targets[..., None])[..., 0]
             nll = (1 - smoothing) * nll - smoothing * chosen.mean(-1)  # transformers' LabelSmoother
             nll = nll + z_loss * torch.logsumexp(logits, -1) ** 2
+            if "teacher" in methods:
+                nll = divergence(methods["distill"], logits, methods["teacher"][1], one)
             loss = (nll * torch.tensor(one["loss_mask"][:, 1:])).sum() / float(one["norm"]) / accumulation
             if balance:
                 loss = loss + balance * computed.aux_loss / accumulation
             loss.backward()
             total += float(loss)
-        norms.append(float(torch.nn.utils.clip_grad_norm_([*weights.values(), *saved.values()], CLIP)))
+        clipped = [*weights.values(), *saved.values()]
+        norms.append(float(torch.nn.utils.clip_grad_norm_(clipped, methods.get("clip", CLIP))))
         optimizer.step()
         found.append(total)
     end = {

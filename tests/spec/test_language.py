@@ -155,6 +155,8 @@ def test_value_in_place_of_a_section_gives_no_pydantic_message(path: str, value:
 
 
 BESIDE: dict[str, Any] = {
+    "train.distill": {"teacher": {"id": "Qwen/Qwen3-14B"}},
+    "train.distill.teacher": {"id": "Qwen/Qwen3-14B"},
     "train.early_stopping": {"patience": 3},
     "train.generations": {"prompts": "prompts.jsonl"},
     "sharding.rules": [{"match": "a", "spec": ["tp"]}],

@@ -108,7 +108,7 @@ def configured(**changes: Any) -> Callable[[Path], None]:
             configured(model_type="qwen3"),
             [
                 "is of the family qwen3; the run trained one of llama",
-                "base checkpoint of the run with --model",
+                "checkpoint of the run with --model",
             ],
         ),
     ],

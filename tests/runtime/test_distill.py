@@ -1,0 +1,114 @@
+"""Tests of the objective distill, against TRL's GKDTrainer and torch, in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from recipec.runtime.model.sharding import shard_rows, start_mesh
+from recipec.runtime.sections import Distill
+from recipec.runtime.settings import MeshSettings, TrainSettings
+from recipec.runtime.training import losses
+from recipec.runtime.training.objective_losses import objective_loss
+from tests import tiny
+from tests.runtime import training
+from tests.runtime.references import twenty_steps
+from tests.runtime.test_loss import fake, largest, make_head, random
+
+VOCABULARY, LENGTH = 517, training.LENGTH - 2
+
+
+def settings(**more: float) -> TrainSettings:
+    sizes = {"steps": 1, "global_batch_size": 1, "micro_batch_size": 1}
+    return TrainSettings(objective="distill", distill=Distill(**more), **sizes)
+
+
+def in_trl(train: Any, student: Any, teacher: Any, one: dict[str, Any]) -> Any:
+    """Return the loss of GKDTrainer and its gradients to hidden states and head.
+
+    Args:
+        student, teacher: hidden states and head.
+    """
+    from trl.experimental.gkd import GKDTrainer
+
+    x, weight = (torch.tensor(array, requires_grad=True) for array in student)
+    rows = min(len(weight), len(teacher[1]))
+    counted = one["loss_mask"][:, 1:] & (one["segment_ids"][:, 1:] == one["segment_ids"][:, :-1])
+    loss = GKDTrainer.generalized_jsd_loss(
+        (x @ weight.T)[:, :-1, :rows],
+        torch.tensor(teacher[0] @ teacher[1].T)[:, :-1, :rows],
+        torch.tensor(np.where(counted, one["tokens"][:, 1:], -100)),
+        train.distill.beta,
+        train.distill.temperature,
+        num_items_in_batch=float(one["norm"]),
+    )
+    loss.backward()
+    assert x.grad is not None
+    assert weight.grad is not None
+    return float(loss.detach()), x.grad.numpy(), weight.grad.numpy()
+
+
+CASES = {
+    "forward": ({"beta": 0.0}, 0),
+    "jsd-with-more-rows": ({"beta": 0.5, "temperature": 2.5}, 13),
+    "jsd-with-fewer-rows": ({"beta": 0.9, "temperature": 0.7}, -11),
+    "reverse": ({"beta": 1.0}, 0),
+}
+"""Settings, and how many more rows the teacher's head has than the student's."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_divergences_and_gradients_match_trl(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cover packed rows with ignored tokens, padded chunks, and heads of unlike sizes that tp divides."""
+    axes = {"fsdp": 2, "cp": 2, "tp": 2}
+    train, more = settings(**CASES[case][0]), CASES[case][1]
+    vocabulary = VOCABULARY + 1
+    student = random(vocabulary, LENGTH)
+    wider = random(vocabulary + max(more, 0), LENGTH)
+    draw = np.random.default_rng(3).standard_normal
+    teacher = tuple((x + 0.2 * draw(x.shape)).astype(np.float32) for x in wider)
+    teacher = teacher[0], teacher[1][: vocabulary + more]
+    one = training.packed_batch()
+    one["loss_mask"] = np.random.default_rng(4).random(one["tokens"].shape) < 0.7
+    one |= {name: value[:, :LENGTH] for name, value in one.items() if value.ndim}
+    expected = in_trl(train, student, teacher, one)
+    mesh = start_mesh(MeshSettings("cpu", 8, axes))
+    monkeypatch.setattr(losses, "LOGITS_BYTES", 3 * 4 * (training.ROWS // axes["fsdp"]) * vocabulary)
+    monkeypatch.setattr(losses, "SMALL_BYTES", 0)
+
+    def of(states: Any, head: Any, one: Any, other: Any) -> Any:
+        def reference(ask: Any) -> Any:
+            return ask(fake(other, make_head(teacher[1])), None)
+
+        return objective_loss(train, fake(states, make_head(head)), None, (reference, reference), one)[0]
+
+    with mesh, jax.default_matmul_precision("highest"):
+        placed = shard_rows({"states": student[0], "other": teacher[0], **one}, mesh)
+        states, other = placed.pop("states"), placed.pop("other")
+        function = jax.jit(jax.value_and_grad(of, (0, 1)))
+        loss, gradients = function(states, student[1], placed, other)
+    assert abs(float(loss) - expected[0]) <= 2e-6 * expected[0]
+    assert max(map(largest, gradients, expected[1:])) < 5e-6
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_twenty_steps_match_trl(beta: float, tmp_path: Path) -> None:
+    """Distill a model of another family, with more layers and rows, on fsdp 4 x tp 2."""
+    student = tiny.make_llama(tmp_path / "student", num_hidden_layers=1)
+    more = {"num_hidden_layers": 2, "hidden_size": 96, "vocab_size": tiny.VOCAB + 3, "seed": 5}
+    teacher = tiny.make_qwen3(tmp_path / "teacher", **more)
+    with jax.default_matmul_precision("highest"):
+        found = twenty_steps(
+            *(tmp_path / "student", student, {"fsdp": 4, "tp": 2}, tmp_path / "run"),
+            **{"objective": "distill", "distill": Distill(beta, 1.5), "clip": 0.005},
+            teacher=(tmp_path / "teacher", teacher),
+        )
+    assert found.losses < 1e-5 * max(found.of_loss, 1), found
+    assert found.parameters < 1e-5, found
+    assert found.gradients < 1e-4, found
+    assert found.moved > 1e-3, found
