@@ -22,7 +22,7 @@ def preview(args: PreviewArguments) -> None:
     _, lowered, program = read_program(args.recipe, args.sets, args.format)
     show(lowered.diagnostics)
     try:
-        samples = previewed(program, args.count, args.split, args.model, args.data_dir)
+        samples = previewed(program, args.count, args.split, args.model, args.data_dir, args.completions)
     except UserError as error:
         report(error)
         raise typer.Exit(FAILED) from error

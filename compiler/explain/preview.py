@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.catalog import folder_of, is_directory
+from recipec.compiler.explain.preview_rewards import RewardPreview, scored
 from recipec.compiler.lowering.at_hand import PACKAGES, TOKENIZER_FILES, TOKENIZERS
 from recipec.compiler.lowering.runtime_settings import choosing, data_settings, model_settings
 from recipec.compiler.packages import require_packages
@@ -63,6 +64,8 @@ class Preview:
         draws: samples of an epoch. This differs from the number of kept samples if sources have weights.
         steps_per_epoch: optimizer steps of one pass; 0 for eval.
         problem: why train.py would refuse the split, and what to do; None when it would not.
+        rewards: the scores of given completions; None without any.
+        learns: whether samples have tokens that carry loss; prompts have none.
         notes: on samples that are also in other sources or in the other split, and on sources without draws.
         window: for a stream, the number of samples that were read from the start of each source; None when
             all were read.
@@ -79,6 +82,8 @@ class Preview:
     problem: tuple[str, str | None] | None
     window: int | None = None
     notes: tuple[str, ...] = ()
+    rewards: RewardPreview | None = None
+    learns: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Return the preview as JSON values."""
@@ -98,20 +103,27 @@ class Preview:
             "steps_per_epoch": self.steps_per_epoch,
             "report": self.report.to_dict(),
             "notes": list(self.notes),
+            **({} if self.rewards is None else {"rewards": asdict(self.rewards)}),
             "problem": self.problem[0] if self.problem else None,
         }
 
 
 def preview(
-    program: Program, count: int, split: str, model: Path | None = None, data_dir: Path | None = None
+    program: Program,
+    count: int,
+    split: str,
+    model: Path | None = None,
+    data_dir: Path | None = None,
+    completions: str | None = None,
 ) -> Preview:
-    """Tokenize a split of a recipe's data.
+    """Tokenize a split of a recipe's data, and score given completions with its rewards.
 
     Args:
         count: the number of samples to show.
         split: "train" or "eval".
         model: folder of the checkpoint or of its tokenizer; None finds the recipe's own.
         data_dir: the folder that relative paths of data start from; None for the recipe's folder.
+        completions: as for `preview_rewards.scored`; None scores none.
 
     Raises:
         ArtifactError: the packages that tokenize are not installed.
@@ -134,6 +146,11 @@ def preview(
         raise UserError(
             f"{program.name} has no data.eval", "name its sources in the recipe, or give data.eval_fraction"
         )
+    rewarded = program.recipe.train.grpo is not None
+    if completions is not None and not rewarded:
+        raise UserError(
+            f"--completions: {program.name} has no rewards", "it is for recipes with train.objective grpo"
+        )
     window = data.stream_window if split == "train" else None
     tokenizer = load_tokenizer(_tokenizer_folder(program, settings, model), settings, data, folder)
     templates = chat_templates(tokenizer, data, folder, part.sources)
@@ -155,6 +172,9 @@ def preview(
         draws = epochs.draws
         if counted:
             steps = math.ceil(len(epochs.of(0)) / program.recipe.train.global_batch_size)
+            if (grpo := program.recipe.train.grpo) is not None:
+                prompts = program.recipe.train.global_batch_size // grpo.num_generations
+                steps = math.ceil(len(epochs.of(0)) / prompts) * grpo.iterations
     problem = None
     try:
         check_split(part.name, report, data)
@@ -165,9 +185,16 @@ def preview(
     lengths = histogram(samples.lengths.tolist())
     notes = _twice(samples, data, part, epochs) if split == "train" and len(samples) else []
     notes += _trained_on(samples, program, data, folder, tokenizer, split) if len(samples) else []
+    scores = None if completions is None else scored(program, completions, tokenizer, folder)
+    if rewarded and scores is None:
+        notes.append(
+            "the rewards were not run: --completions names a column or a file with completions to score"
+        )
     return Preview(
         *(program.name, split, shown, report, lengths, data.packing, draws, steps, problem, window),
         tuple(notes),
+        scores,
+        not rewarded,
     )
 
 
@@ -239,14 +266,13 @@ def text(preview: Preview, color: bool) -> str:
     if color:
         before, after = "\x1b[1;32m", "\x1b[0m"
     lines = []
-    if preview.shown:
+    if preview.shown and preview.learns:
         how = "are green" if color else f"stand in {before} {after}"
         lines += [f"Tokens that carry loss {how}.", ""]
     for sample in preview.shown:
         cut = ", cut" if sample.truncated else ""
-        lines.append(
-            f"--- {_visible(sample.origin)}: {sample.tokens:,} tokens, {sample.targets:,} carry loss{cut}"
-        )
+        carry = f", {sample.targets:,} carry loss" if preview.learns else ""
+        lines.append(f"--- {_visible(sample.origin)}: {sample.tokens:,} tokens{carry}{cut}")
         body = "".join(
             f"{before}{_visible(piece)}{after}" if target else _visible(piece)
             for piece, target in sample.pieces
@@ -256,9 +282,11 @@ def text(preview: Preview, color: bool) -> str:
         lines += ["lengths of the samples, in tokens", *_bars(preview.lengths), ""]
     lines.append(report.sentence(preview.split))
     lines += [f"  {_visible(note)}" for note in report.notes()]
-    if report.rows:
+    if report.rows and preview.learns:
         lines.append(_fullness(preview))
     lines += [_visible(note) for note in preview.notes]
+    if preview.rewards is not None:
+        lines += map(_visible, preview.rewards.lines())
     if preview.window is not None:
         lines.append(f"of a stream: the first {preview.window:,} samples of each source were read")
     if preview.steps_per_epoch:

@@ -201,7 +201,10 @@ def run_length(recipe: Recipe, folder: Path) -> Length:
 
 def _steps_of(train: Train, rows: float) -> int:
     """Return the optimizer steps of all epochs for a number of rows."""
-    return (train.epochs or 1) * math.ceil(rows / train.global_batch_size)
+    if train.grpo is None:
+        return (train.epochs or 1) * math.ceil(rows / train.global_batch_size)
+    batches = math.ceil(rows * train.grpo.num_generations / train.global_batch_size)
+    return (train.epochs or 1) * batches * train.grpo.iterations
 
 
 def held_out(fraction: float | None, rows: int) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.references import is_inline
 from recipec.runtime import sections
+from recipec.runtime.reinforcement.rewards import Reward
 from recipec.runtime.settings import (
     OF_A_SOURCE,
     CheckpointSettings,
@@ -169,6 +170,27 @@ def train_settings(recipe: Recipe) -> TrainSettings:
     if not recipe.data.evaluates:
         unread.add("eval_every")
     return stated(TrainSettings, train, unread=unread)
+
+
+def rewards_of(recipe: Recipe, folder: Path) -> tuple[Reward, ...]:
+    """Return the rewards of a recipe, as its script states them.
+
+    Args:
+        folder: the recipe's folder.
+    """
+    return tuple(_reward(reward, folder) for reward in recipe.rewards)
+
+
+def _reward(reward: language.Reward, folder: Path) -> Reward:
+    if reward.function is not None:
+        path, _, name = reward.function.partition(":")
+        return Reward(name, file=str((folder / path).resolve()), weight=reward.weight)
+    section = getattr(reward, reward.kind)
+    options = {key: value for key, value in section if key not in ("column", "file")}
+    if (file := getattr(section, "file", None)) is not None:
+        options["schema"] = (folder / file).read_text(encoding="utf-8")
+    column = getattr(section, "column", None)
+    return Reward(reward.kind, column=column, options=options, weight=reward.weight)
 
 
 def checkpoint_settings(recipe: Recipe) -> CheckpointSettings:

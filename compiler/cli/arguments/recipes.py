@@ -149,6 +149,15 @@ class PreviewArguments:
     ] = "train"
     model: Tokenizer = None
     data_dir: DataDir = None
+    completions: Annotated[
+        str | None,
+        typer.Option(
+            "--completions",
+            metavar="COLUMN|FILE",
+            help="Score completions with the recipe's rewards: those in a column of its prompts, or in a "
+            "file whose rows also have a column completion or completions.",
+        ),
+    ] = None
     sets: Sets = None
     format: Annotated[Format, typer.Option("--format", help="Text or JSON, on stdout.")] = "text"
 
