@@ -92,10 +92,63 @@ SUBPLOTS = (
     Subplot(
         "kl",
         "Distance from the reference",
-        "What the model gains on prompts with other rows' answers over the reference, on average, as KTO "
-        "estimates it.",
-        "nats an answer",
+        "KTO: what the model gains on prompts with other rows' answers over the reference, in nats an "
+        "answer. GRPO: the estimated divergence from the reference, in nats a token.",
+        "nats",
         (("kl", "estimate"),),
+        floor=True,
+    ),
+    Subplot(
+        "reward",
+        "Reward of completions",
+        "Weighted sum of the reward functions, averaged over a step's completions; and the spread within the "
+        "groups of a prompt, averaged over groups.",
+        "reward",
+        (("reward", "mean"), ("reward_std", "spread within groups")),
+    ),
+    Subplot(
+        "flat-groups",
+        "Groups without a difference, and cut completions",
+        "Share of the groups whose rewards are all the same, from which nothing is learned; and of the "
+        "completions that reach the longest length without an end.",
+        "share",
+        (("frac_reward_zero_std", "groups without a difference"), ("truncated_share", "cut completions")),
+        floor=True,
+    ),
+    Subplot(
+        "completion-length",
+        "Length of completions",
+        "Mean, shortest and longest of a step.",
+        "tokens",
+        (
+            ("completion_length", "mean"),
+            ("completion_length_min", "shortest"),
+            ("completion_length_max", "longest"),
+        ),
+        floor=True,
+    ),
+    Subplot(
+        "clipped",
+        "Clipped tokens",
+        "Share of the completions' tokens whose ratio to the policy that sampled them is clipped.",
+        "share",
+        (("clip_high", "above"), ("clip_low", "below")),
+        floor=True,
+    ),
+    Subplot(
+        "entropy",
+        "Entropy",
+        "Of the distributions from which the completions' tokens are drawn, on average.",
+        "nats a token",
+        (("entropy", "entropy"),),
+        floor=True,
+    ),
+    Subplot(
+        "parts",
+        "Time of a step's parts",
+        "Generating completions, scoring them, and the update.",
+        "s",
+        (("rollout_seconds", "rollout"), ("reward_seconds", "rewards"), ("update_seconds", "update")),
         floor=True,
     ),
     Subplot(

@@ -51,6 +51,7 @@ FIGURES = {
     "loss": "loss {:.4f}",
     "eval_loss": "eval_loss {:.4f} (step {eval_step:,})",
     "rewards_accuracy": "rewards_accuracy {:.2f}",
+    "reward": "reward {:.3f}",
     "learning_rate": "lr {:.2e}",
     "grad_norm": "grad_norm {:.3g}",
     "tokens_per_second": "{:,.0f} tokens/s",
@@ -157,7 +158,7 @@ class WatchedRun(LiveRun):
         """Return the content of `--json`: units as in metrics.jsonl, times in seconds, None if unknown."""
         evals, each, step = self.evals, self.step_seconds, self.metrics.last_step
         until = positive(self.state.get("until")) or self.total
-        names = ("loss", "learning_rate", "grad_norm", "rewards_accuracy", "tokens_per_second")
+        names = ("loss", "reward", "learning_rate", "grad_norm", "rewards_accuracy", "tokens_per_second")
         going = self.outcome == TRAINING and each is not None and until is not None
         return {
             "name": self.name,

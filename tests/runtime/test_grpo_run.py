@@ -3,23 +3,135 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
-from tests.runtime.artifacts import train
+import pytest
+
+from tests.runtime.artifacts import assert_equal, error_of, steps, train
 from tests.runtime.lives import Lives
-from tests.runtime.reinforced import write_reinforced
+from tests.runtime.reinforced import REWARDS, write_reinforced
+
+TIMES = ("seconds", "tokens_per_second", "peak_memory_bytes")
+
+KILLED = """
+import os
+import signal
+
+from runtime.training import rollouts
+
+rolled = rollouts.Rollouts._rolled
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+def killed(self, number, step):
+    out = rolled(self, number, step)
+    if number == {number} and "--resume" not in sys.argv:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return out
+
+
+rollouts.Rollouts._rolled = killed
+"""
+"""Code of an artifact that is killed between the rollout of a batch and its first update."""
+
+COARSE = """
+def vowels(completions, **columns):
+    texts = [completion[0]["content"] for completion in completions]
+    return [float(sum(letter in "aeiou " for letter in text) > 3) for text in texts]
+"""
+"""Rewards of which some groups have no difference."""
+
+
+def metrics(place: Path, output: str) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl without what differs from run to run."""
+    lines = (place / output / "checkpoints" / "metrics.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in entry.items() if not name.endswith(TIMES)}
+        for entry in map(json.loads, lines)
+    ]
+
+
+def completions(place: Path, output: str) -> str:
+    return (place / output / "checkpoints" / "completions.jsonl").read_text()
 
 
 def test_run_learns_from_rewards(place: Path, lives: Lives) -> None:
     write_reinforced(place, "rl", rate=2e-2, steps=8)
     found = train(lives, place, "out", artifact="rl")
     assert found.status == 0, found.stderr
-    entries = metrics(place / "out" / "checkpoints")
+    assert "step 8/8: reward " in found.stderr
+    entries = metrics(place, "out")
     rewards = [entry["reward"] for entry in entries]
     assert len(rewards) == 8
     assert sum(rewards[-2:]) > sum(rewards[:2])
+    for entry in entries:
+        weighted = 2 * entry["reward/vowels"] + 0.5 * entry["reward/length"]
+        assert entry["reward"] == pytest.approx(weighted)
+        assert entry["ratio"] == pytest.approx(1.0, abs=1e-5)
+        assert entry["completion_length_min"] <= entry["completion_length"] <= entry["completion_length_max"]
+    first = json.loads(completions(place, "out").splitlines()[0])
+    assert first["step"] == 1 and first["prompt"][0]["role"] == "user"
+    assert first["reward"] == pytest.approx(2 * first["rewards"]["vowels"] + 0.5 * first["rewards"]["length"])
+
+
+@pytest.mark.parametrize(
+    ("iterations", "more"),
+    [
+        pytest.param(1, "scale_rewards='batch'", marks=pytest.mark.e2e),
+        pytest.param(3, "beta=0.04, dynamic_sampling=2, loss='grpo'", marks=pytest.mark.e2e),
+    ],
+)
+def test_killed_run_ends_like_uninterrupted_run(
+    iterations: int, more: str, place: Path, lives: Lives
+) -> None:
+    """Kill a run between a rollout and its update, stop it within a batch, and continue it."""
+    options = {
+        "grpo": f"iterations={iterations}, {more}",
+        "rewards": COARSE,
+        "rollout": "axes={'fsdp': 1, 'tp': 2}, rows=8",
+        "steps": 8,
+        "every": 2,
+    }
+    write_reinforced(place, "whole", **options)
+    write_reinforced(place, "killed", more=KILLED.format(number=3 // iterations), **options)
+    undisturbed = train(lives, place, "undisturbed", artifact="whole")
+    assert undisturbed.status == 0, undisturbed.stderr
+    assert train(lives, place, "out", artifact="killed").status == -signal.SIGKILL
+    folder = place / "out" / "checkpoints"
+    assert steps(folder) == [2]
+    stopped = train(lives, place, "out", "--resume", "--steps", "5", artifact="killed")
+    assert stopped.status == 0, stopped.stderr
+    assert steps(folder)[-1] == 5
+    if iterations > 1:
+        (folder / "rollouts-1.npz").rename(place / "kept")
+        lost = train(lives, place, "out", "--resume", artifact="killed")
+        assert lost.status == 1
+        assert error_of(lost, place, "out")[0].startswith("error: DIRECTORY/rollouts-1.npz: the completions ")
+        (place / "kept").rename(folder / "rollouts-1.npz")
+    end = train(lives, place, "out", "--resume", artifact="killed")
+    assert end.status == 0 and "continuing after step 5 of 8" in end.stderr, end.stderr
+    assert_equal(place, "undisturbed", "out", 8)
+    assert metrics(place, "out") == metrics(place, "undisturbed")
+    assert completions(place, "out") == completions(place, "undisturbed")
+    if iterations > 1:
+        assert sum(entry.get("groups_drawn_again", 0) for entry in metrics(place, "out")) > 0
+
+
+def test_failing_reward_keeps_last_step_and_run_continues_when_mended(place: Path, lives: Lives) -> None:
+    """Let a function fail at its third call, although no checkpoint is due."""
+    broken = REWARDS.replace("    texts", "    calls.append(1)\n    assert len(calls) < 3\n    texts")
+    folder = write_reinforced(place, "rl", rewards=f"calls = []\n{broken}", steps=4, every=100)
+    found = train(lives, place, "out", artifact="rl")
+    assert found.status == 1
+    error, help = error_of(found, place, "out")
+    assert error.startswith("error: reward rewards.py:vowels raised AssertionError (rewards.py:5)")
+    assert "for a completion of the prompt " in error or "completions, the first of the prompt" in error
+    assert help.startswith("  = help: correct the function")
+    assert steps(place / "out" / "checkpoints") == [2]
+    (folder / "rewards.py").write_text(REWARDS)
+    end = train(lives, place, "out", "--resume", artifact="rl")
+    assert end.status == 0 and "continuing after step 2 of 4" in end.stderr, end.stderr
+    assert train(lives, place, "undisturbed", artifact="rl").status == 0
+    assert_equal(place, "undisturbed", "out", 4)
+    assert completions(place, "out") == completions(place, "undisturbed")
