@@ -113,13 +113,6 @@ UNREAD = {
     "oumi's launcher or SkyPilot": Other(
         words("resources.cloud resources.accelerators working_dir workdir setup"), MODELS
     ),
-    "Tunix's RL (grpo_main, ppo_main)": Other(
-        words(
-            "rl_training_config actor_model_config rollout_config reference_model_config grpo_config "
-            "ppo_config rollout_model_config"
-        ),
-        MODELS,
-    ),
     "Tunix's agentic RL": Other(
         words(
             "training_mode agent_class_path agent_kwargs env_class_path env_kwargs chat_parser_config "

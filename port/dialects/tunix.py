@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from recipec.port.dialects import tunix_grpo
 from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import REASONS, Keys, defaults_of, keys_of, table, words
 from recipec.port.ledger import Ledger
@@ -36,6 +37,9 @@ MARKS = words(
     """model_config.model_name model_config.model_id model_config.model_source model_config.mesh
     model_config.model_download_path model_config.lora_config tokenizer_config.tokenizer_type
     tokenizer_config.tokenizer_path optimizer_config.opt_type optimizer_config.schedule_type
+    rl_training_config.actor_optimizer_config rl_training_config.max_steps grpo_config.beta
+    rollout_config.total_generation_steps grpo_config.num_generations actor_model_config.lora_config
+    reference_model_config.model_name rollout_model_config.mesh reward_functions rollout_engine
     training_config.max_steps training_config.eval_every_n_steps training_config.checkpoint_root_directory
     max_target_length"""
 )
@@ -106,13 +110,32 @@ class Tunix(Run):
 
     Attributes:
         steps: the steps of the run; None for whole epochs.
+        reinforces: whether grpo_main runs the file, instead of peft_main.
+        of_model: the section that names the model.
+        of_actor: the section with the adapters and the mesh.
     """
 
     steps: int | None = None
+    reinforces: bool = False
+    of_model: str = "model_config"
+    of_actor: str = "model_config"
+
+    @property
+    def groups(self) -> Keys:
+        """The section `grpo_config`."""
+        return self.keys.below("grpo_config", tunix_grpo.GROUPS)
+
+    def mesh(self) -> Statements[dict[str, int]]:
+        """Return the sizes of the actor's axes by name."""
+        place = self.section(self.of_actor)
+        place = place if place.mapping("mesh") else self.section("model_config")
+        return (yield from _mesh(place.below("mesh", defaults_of(NAME, "mesh"))))
 
     @property
     def training(self) -> Keys:
-        """The section `training_config`, which replaces that of base_config.yaml."""
+        """The section of the training, which replaces that of base_config.yaml."""
+        if self.reinforces:
+            return self.keys.below("rl_training_config")
         section = self.keys.below("training_config")
         if not section.defaults:
             whole = self.keys.mapping("training_config")
@@ -128,7 +151,7 @@ def opened(ledger: Ledger) -> Tunix:
 
 
 def _model(run: Tunix) -> Says:
-    keys, model = run.keys, run.section("model_config")
+    keys, model = run.keys, run.section(run.of_model)
     source = model.choice("model_source", ("huggingface", "kaggle", "gcs", "internal", "maxtext", ""))
     id, name = str(model.value("model_id")), str(model.value("model_name"))
     ids = known(NAME, "names")
@@ -166,7 +189,9 @@ def _model(run: Tunix) -> Says:
 
 def _lora(run: Tunix) -> Says:
     """State Qwix's adapters, which have the type of the weights."""
-    keys, model, named = run.keys, run.section("model_config"), run.named
+    keys, model, named = run.keys, run.section(run.of_actor), run.named
+    if not model.mapping("lora_config"):
+        model = run.section("model_config")
     stored = model_names.stored(named.id, keys.source.path.parent) if named else "auto"
     dtype = "float32" if stored == "float32" else "bfloat16"
     yield keys.sets("model.dtype", dtype, FLOAT)
@@ -281,6 +306,8 @@ def _data(run: Tunix) -> Says:
 def _length(run: Tunix) -> Says:
     """State the steps of the run and its checkpoints."""
     keys, section = run.keys, run.training
+    if run.reinforces:
+        yield from tunix_grpo.batches(run)
     run.steps, epochs = section.integer("max_steps"), keys.integer("num_train_epochs") or 1
     if run.steps:
         note = f"Tunix ends the run after num_train_epochs: {epochs} if that is sooner"
@@ -299,8 +326,13 @@ def _length(run: Tunix) -> Says:
 def _optimizer(run: Tunix) -> Says:
     """State optax's optimizer, by name, and the arguments that it accepts."""
     keys, steps = run.keys, run.steps
-    section = keys.below("optimizer_config")
-    section.defaults = {} if keys.mapping("optimizer_config") else defaults_of(NAME, "optimizer")
+    section = (
+        run.training.below("actor_optimizer_config") if run.reinforces else keys.below("optimizer_config")
+    )
+    whole = run.reinforces or keys.mapping("optimizer_config")
+    section.defaults = {} if whole else defaults_of(NAME, "optimizer")
+    if run.reinforces:
+        section.defaults = yield from tunix_grpo.computed(run)
     name = str(section.value("opt_type") or "").lower()
     if not name:
         yield section.refuse(
@@ -381,17 +413,40 @@ def _schedule(section: Keys, steps: int | None) -> Says:
         yield section.sets(f"train.schedule.{key}", value)
 
 
+def _peft(*rules: Rule[Tunix]) -> tuple[Rule[Tunix], ...]:
+    """Return rules that state keys only if peft_main runs the file."""
+    return tuple(_if(rule, False) for rule in rules)
+
+
+def _grpo(*rules: Rule[Tunix]) -> tuple[Rule[Tunix], ...]:
+    """Return rules that state keys only if grpo_main runs the file."""
+    return tuple(_if(rule, True) for rule in rules)
+
+
+def _if(rule: Rule[Tunix], reinforces: bool) -> Rule[Tunix]:
+    def says(run: Tunix) -> Says:
+        if run.reinforces is reinforces:
+            yield from rule(run)
+
+    return says
+
+
 RULES: Sequence[Rule[Tunix]] = (
+    tunix_grpo.command,
     mappings("model_config", "tokenizer_config", "optimizer_config", "training_config"),
     mappings("mesh", "lora_config", section="model_config"),
     _model,
     _lora,
-    _batch,
-    _data,
+    *_peft(_batch, _data),
+    *_grpo(tunix_grpo.batch, tunix_grpo.loss, tunix_grpo.rollout, tunix_grpo.data, tunix_grpo.rewards),
     _length,
     _optimizer,
     follow(OF_TRAINING, "training_config", off=training.OFF),
-    unused(RL, "peft_main does not read it"),
-    follow(KEYS, off=training.OFF),
+    *_grpo(follow((*OF_TRAINING, *tunix_grpo.OF_TRAINING), "rl_training_config", off=training.OFF)),
+    *_grpo(tunix_grpo.roles),
+    *_grpo(unused(tunix_grpo.OTHERS, "grpo_main does not read it")),
+    *_peft(unused(RL, "peft_main does not read it")),
+    *_peft(follow(KEYS, off=training.OFF)),
+    *_grpo(follow("files tfds_download data_directory data_source prompt_key data_config")),
     common(NAME, off=training.OFF),
 )
