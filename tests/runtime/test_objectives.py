@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import get_args
@@ -10,9 +11,11 @@ import pytest
 
 from recipec.compiler.emitters.train import emit_train
 from recipec.compiler.lower import lower
+from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.runtime_settings import SETTINGS
 from recipec.compiler.roofline import training_step
 from recipec.runtime.merging.model_card import training_objective
+from recipec.runtime.model.partition_rules import shards
 from recipec.runtime.settings import TrainSettings
 from recipec.runtime.training import objectives
 from recipec.runtime.training.losses import TOKEN_LOSSES
@@ -62,3 +65,26 @@ def test_plan_script_card_and_checks_follow_objective_table_row(
     without = [*PREFERENCES, "train.objective=orpo", "lora=null", "train.beta=0.3"]
     found = {one.code for one in lower(load(recipe, without)).diagnostics}
     assert "W0511" in found
+
+
+def test_a_teacher_counts_in_memory_and_flops(tmp_path: Path) -> None:
+    """Distill a model from itself: its weights stand on the devices twice, and it runs forward twice."""
+    alone = program_of(tmp_path / "alone", [])
+    teacher = f"train.distill={{teacher: {{id: {alone.recipe.model.id}}}}}"
+    both = program_of(tmp_path / "both", ["train.objective=distill", teacher])
+    assert both.teacher is not None
+    weights = training_step.teacher_bytes(both)
+    assert weights == pytest.approx(training_step.teacher_bytes(alone) + _weights(alone))
+    states = [training_step.state_bytes(program) for program in (alone, both)]
+    assert states[1] - states[0] == pytest.approx(weights)
+    length = alone.recipe.data.max_length
+    flops = [training_step.model_flops(program, 1.0) for program in (alone, both)]
+    assert flops[1] - flops[0] == pytest.approx(training_step.teacher_flops(both, length))
+    assert 0.3 < flops[1] / flops[0] - 1 < 0.6
+
+
+def _weights(program: Program) -> float:
+    """Return the bytes of the weights alone on one device, in bfloat16."""
+    axes = program.recipe.mesh.axes
+    split = (math.prod(shards(axis, axes) for axis in one.spec) for one in program.parameters)
+    return sum(2 * math.prod(one.shape) / parts for one, parts in zip(program.parameters, split, strict=True))
