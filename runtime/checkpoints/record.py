@@ -28,11 +28,11 @@ EARLIER = "choose an earlier --step"
 
 PASSIVE = (
     *("name", "extends", "checkpoint", "merge", "serve", "benchmark", "evaluate", "launch", "cost", "cache"),
-    *("budget", "train.log", "train.generations"),
+    *("budget", "train.log", "train.generations", "reward_limits"),
 )
 """Keys of a recipe that may change between a run and its continuation: they do not affect the numbers."""
 
-ELASTIC = ("mesh", "sharding", "remat", "train.micro_batch_size", "train.early_stopping")
+ELASTIC = ("mesh", "sharding", "remat", "rollout", "train.micro_batch_size", "train.early_stopping")
 """Keys that may change too, with a note: they affect only how and where the numbers are computed, in which
 parts, and until when."""
 
@@ -234,7 +234,7 @@ def _check_mesh(directory: str, began: Mapping[str, Any], now: Mapping[str, Any]
     if not changed:
         return
     train = now.get("train", {})
-    judged = train.get("objective", "sft") != "sft"
+    judged = train.get("objective", "sft") not in ("sft", "grpo")
     if judged or train.get("loss_normalization") == "micro_batches" or train.get("router_aux_loss_coef"):
         check_rows(directory, began, now)
     meshes = [_mesh(recipe) for recipe in (began, now)]

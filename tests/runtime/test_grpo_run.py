@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from recipec.runtime.checkpoints.record import check_record
+from recipec.runtime.errors import UserError
 from tests.runtime.artifacts import assert_equal, error_of, steps, train
 from tests.runtime.lives import Lives
 from tests.runtime.reinforced import REWARDS, write_reinforced
@@ -135,3 +137,22 @@ def test_failing_reward_keeps_last_step_and_run_continues_when_mended(place: Pat
     assert train(lives, place, "undisturbed", artifact="rl").status == 0
     assert_equal(place, "undisturbed", "out", 4)
     assert completions(place, "out") == completions(place, "undisturbed")
+
+
+def test_limits_and_rollout_may_change_between_run_and_continuation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = {"train": {"objective": "grpo", "micro_batch_size": 2, "grpo": {"num_generations": 4}}}
+    began = {"reward_limits": {"seconds": 60.0}, "rollout": {"rows": None}}
+    now = {"reward_limits": {"seconds": 600.0}, "rollout": {"rows": 64}}
+    for name, more in (("run", began), ("artifact", now)):
+        (tmp_path / name).mkdir()
+        lock = {"lock": 1, "recipe": {**recipe, **more}, "model": {}, "packages": {}, "runtime": "sha256:0"}
+        (tmp_path / name / "recipe.lock.json").write_text(json.dumps(lock))
+    assert check_record(tmp_path / "run", tmp_path / "artifact") is None
+    assert "rollout.rows was null, now 64" in capsys.readouterr().err
+    changed = json.loads((tmp_path / "artifact" / "recipe.lock.json").read_text())
+    changed["recipe"]["train"]["grpo"]["num_generations"] = 8
+    (tmp_path / "artifact" / "recipe.lock.json").write_text(json.dumps(changed))
+    with pytest.raises(UserError, match="num_generations was 4, now 8"):
+        check_record(tmp_path / "run", tmp_path / "artifact")
