@@ -115,6 +115,8 @@ class Planned:
         usd_per_hour: list price of the machine; None if there is none.
         parts: for a model with experts.
         first: the first estimate; None if there was none.
+        generation: the fewest and the most seconds of an optimizer step in which completions are generated,
+            which are not in `seconds`; None if it has none.
     """
 
     key: str
@@ -130,13 +132,15 @@ class Planned:
     usd_per_hour: float | None
     parts: Parts | None = None
     first: First | None = None
+    generation: tuple[float, float] | None = None
 
     @property
     def step(self) -> tuple[float, float]:
         """Return the lowest and highest seconds of an optimizer step, if there is an estimate."""
         assert self.seconds is not None
         low, high = (factor * self.seconds * self.micro_batches for factor in self.interval)
-        return low, high
+        least, most = self.generation or (0.0, 0.0)
+        return low + least, high + most
 
     @property
     def tokens_per_second(self) -> tuple[float, float]:
@@ -195,7 +199,12 @@ def head(planned: Planned) -> list[str]:
         slow, fast = planned.tokens_per_second
         said += (
             f"; {span(*planned.step, 2)} s an optimizer step of {planned.tokens:,} tokens, "
-            f"{thousands(slow)} to {thousands(fast)} tokens/s"
+            + (
+                f"at most {planned.generation[1]:.2f} s of it to generate them, "
+                if planned.generation
+                else ""
+            )
+            + f"{thousands(slow)} to {thousands(fast)} tokens/s"
         )
         if (usd := planned.usd_per_million) is not None:
             said += f", US$ {span(*usd, 2)} a million tokens"

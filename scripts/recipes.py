@@ -30,7 +30,7 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan import identity
 from recipec.compiler.plan.kernels import GROUPED
 from recipec.compiler.plan.planner import plan
-from recipec.compiler.plan.results import Estimate, Plan
+from recipec.compiler.plan.results import Estimate, Generation, Plan
 from recipec.compiler.plan.search import received
 from recipec.compiler.roofline.training_step import bound, rows
 from recipec.spec.load import load
@@ -147,7 +147,8 @@ def program(path: Path, sets: Sequence[str] = ()) -> Program:
 
 def key(of: Program) -> str:
     """Return a digest of everything in a resolved recipe that its record depends on."""
-    return store.key(identity.step(of), of.accumulation_steps, of.usd_per_hour)
+    rollout = () if of.recipe.train.grpo is None else (of.recipe.rollout.model_dump(mode="json"),)
+    return store.key(identity.step(of), of.accumulation_steps, of.usd_per_hour, *rollout)
 
 
 def planned(of: Program, estimated: Plan, first: Plan | None = None) -> Planned:
@@ -167,7 +168,15 @@ def planned(of: Program, estimated: Plan, first: Plan | None = None) -> Planned:
         usd_per_hour=estimated.run.usd_per_hour,
         parts=parts(of, estimate) if of.architecture.expert_layers else None,
         first=None if first is None else _first(first.estimate),
+        generation=None if estimated.generation is None else generated(of, estimated.generation, estimate),
     )
+
+
+def generated(of: Program, rolled: Generation, estimate: Estimate) -> tuple[float, float]:
+    """Return the fewest and the most seconds that an optimizer step takes besides the compiled step."""
+    update = estimate.seconds * of.accumulation_steps
+    most = sum(rolled.parts(update).values()) - update
+    return most - (rolled.seconds - rolled.bound) / rolled.iterations, most
 
 
 def _first(estimate: Estimate) -> First:

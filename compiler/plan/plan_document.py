@@ -40,7 +40,7 @@ from recipec.compiler.pages.numbers import (
     usd,
 )
 from recipec.compiler.plan.first_estimate import MEMORY_ERROR
-from recipec.compiler.plan.results import Estimate, Memory, Placement, Plan, Search
+from recipec.compiler.plan.results import Estimate, Generation, Interval, Memory, Placement, Plan, Search
 from recipec.compiler.plan.search_document import ESTIMATES, search_section
 from recipec.compiler.wording import listing, mesh_axes, plural
 from recipec.runtime.model.partition_rules import axes_of
@@ -54,6 +54,7 @@ MEMORY = {
     "padding": ("padding", "what the arguments' layout in memory adds"),
     "temporaries": ("activations and temporaries", "everything that lives only within a step"),
     "code": ("code", "the program itself"),
+    "rollout": ("rollout weights", "the frozen weights again, in the layout of rollouts"),
 }
 """Name and meaning by field of `Memory`, in the order in which they are drawn."""
 MEANT = {
@@ -100,6 +101,7 @@ def document(
         sections=[
             _memory(estimate),
             _time(estimate),
+            *_generation(plan),
             _roofline(estimate),
             _mesh(plan),
             _collectives(plan),
@@ -108,8 +110,8 @@ def document(
             *_serving(serving),
             _basis(plan),
         ],
-        alarms=[("It does not fit.", needed)] if memory.headroom < 0 else [],
-        sentence=f"{ESTIMATES} {estimate.interval.basis}" if estimate.seconds else ESTIMATES,
+        alarms=[*([("It does not fit.", needed)] if memory.headroom < 0 else []), *_too_large(plan)],
+        sentence=f"{ESTIMATES} {plan.run.interval.basis}" if estimate.seconds else ESTIMATES,
     )
 
 
@@ -143,13 +145,17 @@ def _figures(plan: Plan) -> list[Figure]:
     known = estimate.seconds > 0
 
     def figure(
-        name: str, value: float | None, write: Callable[[float], str], inverse: bool = False
+        name: str,
+        value: float | None,
+        write: Callable[[float], str],
+        inverse: bool = False,
+        interval: Interval = run.interval,
     ) -> Figure:
         if not value:
             return Figure(name, NOT_KNOWN, ())
-        return Figure(name, write(value), (within(estimate, value, write, inverse),))
+        return Figure(name, write(value), (within(interval, value, write, inverse),))
 
-    step = figure("Step of a micro-batch", estimate.seconds, ms)
+    step = figure("Step of a micro-batch", estimate.seconds, ms, interval=estimate.interval)
     cost = figure(f"Cost of the run{_bound(plan)}", run.usd, usd)
     if run.usd and run.usd_per_hour is not None:
         cost = replace(cost, below=(*cost.below, f"{usd(run.usd_per_hour)} an hour"))
@@ -157,16 +163,16 @@ def _figures(plan: Plan) -> list[Figure]:
     return [
         step if known else Figure(step.name, NOT_KNOWN, ("the compiler refused it",)),
         figure(_tokens(plan), run.tokens_per_second, number, True),
-        figure("Model FLOPs utilization (MFU)", estimate.mfu, percent, True),
+        figure("Model FLOPs utilization (MFU)", estimate.mfu, percent, True, estimate.interval),
         Figure("HBM of a device", percent(memory.share), used, bad=memory.headroom < 0),
         figure(f"Run{_bound(plan)}", run.hours, hours),
         Figure(cost.name, NO_PRICE) if run.usd_per_hour is None else cost,
     ]
 
 
-def within(estimate: Estimate, value: float, write: Callable[[float], str], inverse: bool = False) -> str:
-    """Return the interval of a figure that is proportional to the step's time, or to its inverse."""
-    low, high = estimate.interval.of(1.0)
+def within(interval: Interval, value: float, write: Callable[[float], str], inverse: bool = False) -> str:
+    """Return the interval of a figure that is proportional to a time, or to its inverse."""
+    low, high = interval.of(1.0)
     ends = (value / high, value / low) if inverse else (value * low, value * high)
     return " to ".join(map(write, ends))
 
@@ -192,6 +198,8 @@ def _micro_batch(estimate: Estimate) -> str:
 
 def _tokens(plan: Plan) -> str:
     """Name the unit of tokens a second: without the data, rows count as full."""
+    if plan.generation is not None:
+        return "Tokens a second, with generation"
     return "Real tokens a second" if plan.run.source == "data" else "Tokens a second, at most"
 
 
@@ -287,7 +295,7 @@ def _time(estimate: Estimate) -> Section:
         "yaxis": {"autorange": "reversed"},
         "margin": {"l": 80, "r": 12, "t": 8, "b": 160},
     }
-    sums = [("estimate", within(estimate, estimate.seconds, ms), estimate.seconds)]
+    sums = [("estimate", within(estimate.interval, estimate.seconds, ms), estimate.seconds)]
     table = Table(
         ("part", "time", "of the step", "what it is"),
         [
@@ -305,6 +313,111 @@ def _time(estimate: Estimate) -> Section:
     )
     plot = Plot("time-parts", "", data, layout, 370, what=what, after=(table, Text(needs, detail=True)))
     return Section("time", "Time", (), (plot, *_waits(estimate), *_worked(estimate), *_drawn(estimate)))
+
+
+PARTS = {
+    "handing over": "what is trained, in the layout of the rollout",
+    "prompts": "one pass over all prompts, which fills the cache",
+    "tokens": "a pass for each token of the longest completion",
+    "log-probabilities before": "a forward pass, as several steps train on a batch",
+    "reference": "the model before training: its share of the compiled step, by FLOPs",
+    "update": "the rest of the compiled step, all micro-batches",
+}
+"""The meaning of each part of an optimizer step that learns from rewards."""
+
+
+def _generation(plan: Plan) -> Iterator[Section]:
+    """Yield the section on an optimizer step with the generation of its completions, if there is one."""
+    rolled, estimate = plan.generation, plan.estimate
+    if rolled is None:
+        return
+    update = estimate.seconds * plan.run.micro_batches
+    blocks: list[Block] = [Text(sentence) for sentence in _rollout_sentences(rolled)]
+    if update:
+        parts = rolled.parts(update)
+        step = sum(parts.values())
+        rows = [
+            (name, _seconds(seconds), percent(seconds / step), PARTS[name])
+            for name, seconds in parts.items()
+            if seconds
+        ]
+        rows.append(("an optimizer step", _seconds(step), percent(1.0), _thousand(plan, rolled, step)))
+        head = ("part", "time", "of the step", "what it is")
+        blocks.insert(0, Table(head, rows, words=(3,), label="An optimizer step", excerpt=Excerpt(len(rows))))
+    need, memory = rolled.need, estimate.memory
+    sizes = [
+        ("training's state", need.state, "stays while completions are generated"),
+        ("weights of the rollout", need.weights, "a second copy in its layout"),
+        ("keys and values", need.cache, f"of {plural(rolled.rows, 'completion')} at once"),
+        ("logits and prompts", need.work, "what the passes work on"),
+        ("all while it generates", need.total, f"of {capacity(memory.available)}"),
+        ("all while it trains", memory.used, "at another time: not added to the line above"),
+    ]
+    held = [(name, gib(size), percent(size / memory.available), what) for name, size, what in sizes if size]
+    head = ("part", "HBM", "of the device", "what it is")
+    memories = Table(head, held, words=(3,), label="HBM while it generates", excerpt=Excerpt(len(held)))
+    yield Section("generation", "Generation", (), [*blocks, memories])
+
+
+def _rollout_sentences(rolled: Generation) -> Iterator[str]:
+    """Yield sentences on how completions are generated, and on what that costs."""
+    decode = rolled.decode
+    limit = "links" if decode.link_seconds > decode.memory_seconds else "memory"
+    moves = [f"reads {moved(decode.weights)} of weights", f"{moved(decode.cache)} of keys and values"]
+    if decode.gathered:
+        moves.append(f"gathers {moved(decode.gathered)} of weights")
+    if decode.summed:
+        moves.append(f"sums {moved(decode.summed)} with other devices")
+    yield (
+        f"{plural(rolled.completions, 'completion')} of {plural(rolled.prompts, 'prompt')} are generated on "
+        f"{mesh_axes(rolled.axes)}, {number(rolled.rows)} at once."
+    )
+    yield (
+        f"An estimate from shapes, not compiled or measured: a pass of one token takes {ms(decode.seconds)}, "
+        f"mostly for the {limit}. A device {listing(moves)}."
+    )
+    yield (
+        f"The loop ends with its longest completion. {number(rolled.passes)} passes a round are the most, so "
+        "the time of tokens is an upper bound."
+    )
+    if decode.gathered > decode.weights:
+        way = f"`rollout: {{axes: {_axes(rolled.alternative)}}}` gathers fewer"
+        better = way if rolled.alternative else "no layout that gathers fewer fits the memory"
+        yield (
+            f"fsdp gathers {moved(decode.gathered)} of weights for every token, in "
+            f"{ms(decode.link_seconds)}: {better}."
+        )
+
+
+def _axes(axes: dict[str, int]) -> str:
+    return f"{{{', '.join(f'{axis}: {size}' for axis, size in axes.items())}}}"
+
+
+def _seconds(seconds: float) -> str:
+    return ms(seconds) if seconds < 1 else f"{seconds:,.1f} s"
+
+
+def _thousand(plan: Plan, rolled: Generation, step: float) -> str:
+    """Return the time and the price of a thousand prompts.
+
+    Args:
+        step: seconds of an optimizer step.
+    """
+    spent = step * rolled.iterations / rolled.prompts * 1000
+    price = plan.run.usd_per_hour
+    cost = "" if price is None else f", {usd(price * spent / 3600)}"
+    return f"a thousand prompts take {hours(spent / 3600)}{cost}"
+
+
+def _too_large(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield an alarm if completions do not fit, by their estimate."""
+    rolled, available = plan.generation, plan.estimate.memory.available
+    if rolled is not None and rolled.need.total > available:
+        yield (
+            "Its rollout does not fit.",
+            f"While it generates, a device would need {gib(rolled.need.total)} of HBM by calculation, and "
+            f"has {capacity(available)}: set rollout.rows to fewer than {number(rolled.rows)}.",
+        )
 
 
 def _waits(estimate: Estimate) -> Iterator[Block]:
@@ -609,11 +722,12 @@ def _run(plan: Plan) -> Section:
     """
     estimate, run = plan.estimate, plan.run
     known, counted, bound = run.tokens_per_second > 0, run.source == "data", _bound(plan)
+    counted = counted and plan.generation is None
     million = run.usd_per_million_tokens
     each = f" of {run.micro_batches} micro-batches" if run.steps and (run.micro_batches or 1) > 1 else ""
 
     def around(value: float | None, write: Callable[[float], str], inverse: bool = False) -> str:
-        return within(estimate, value, write, inverse) if value else ""
+        return within(run.interval, value, write, inverse) if value else ""
 
     rows = [
         (f"Optimizer steps{bound}", f"{number(run.steps)}{each}", ""),

@@ -21,6 +21,7 @@ from recipec.compiler.plan.depth import Part, Parts, parts
 from recipec.compiler.plan.first_estimate import foretold, foretold_time, widened
 from recipec.compiler.plan.pool import Progress, cached, compile_jobs
 from recipec.compiler.plan.results import Compiled, Estimate, Failed, Job, Placement, Plan, Timeline
+from recipec.compiler.plan.rollout_estimate import generation
 from recipec.compiler.plan.run_hours import planned_length
 from recipec.compiler.plan.schedule import priced
 from recipec.compiler.plan.step_memory import memory, with_refusal
@@ -196,6 +197,7 @@ def _plan(
     **of_compiles: Any,
 ) -> Plan:
     a, recipe = program.accelerator, program.recipe
+    rolled = generation(program)
     return Plan(
         recipe=program.name,
         model=recipe.model.id,
@@ -206,12 +208,13 @@ def _plan(
         hosts=a.hosts,
         axes=dict(recipe.mesh.axes),
         estimate=estimated,
-        run=planned_length(program, estimated, data),
+        run=planned_length(program, estimated, data, rolled),
         placements=placements(program, backend),
         settings=settings(program),
         versions=identity.versions(backend),
         notes=() if backend is Backend.TUNIX else (UNMEASURED,),
         backend=backend.value,
+        generation=rolled,
         **of_compiles,
     )
 

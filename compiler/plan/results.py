@@ -13,6 +13,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.plan.schedule import Prices, Schedule, Worked
+from recipec.compiler.roofline.rollout import RolloutNeed
 
 
 @dataclass(frozen=True)
@@ -222,6 +223,7 @@ class Memory:
         temporaries: activations and everything else that lives only within a step.
         code: the program itself.
         available: bytes that the device has.
+        rollout: frozen weights in the layout of rollouts, which stay while a step runs.
     """
 
     weights: float
@@ -232,6 +234,7 @@ class Memory:
     temporaries: float
     code: float
     available: float
+    rollout: float = 0.0
 
     @property
     def used(self) -> float:
@@ -243,6 +246,7 @@ class Memory:
             + self.padding
             + self.temporaries
             + self.code
+            + self.rollout
         )
 
     @property
@@ -315,6 +319,104 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Pass:
+    """One pass of the program that generates completions, on one device: over the prompts, or of one token.
+
+    Attributes:
+        weights: bytes of weights that it reads from its own memory.
+        gathered: bytes of weights that it gathers from other devices.
+        cache: bytes of keys and values that it reads, or writes for prompts.
+        summed: bytes of activations that all-reduces sum.
+        flops: of matrix products and attention.
+        memory_seconds, compute_seconds, link_seconds: the time of each alone.
+    """
+
+    weights: float
+    gathered: float
+    cache: float
+    summed: float
+    flops: float
+    memory_seconds: float
+    compute_seconds: float
+    link_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Return the estimate: links wait for the rest."""
+        return max(self.memory_seconds, self.compute_seconds) + self.link_seconds
+
+    @property
+    def bound(self) -> float:
+        """Return the time if everything overlaps."""
+        return max(self.memory_seconds, self.compute_seconds, self.link_seconds)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The generation of a batch of completions, which one or more optimizer steps train on.
+
+    Attributes:
+        axes: size of each mesh axis of the rollout.
+        completions, prompts: of a batch.
+        iterations: optimizer steps on a batch.
+        rows, rounds: completions that are generated at once, and how often.
+        passes: passes of one token, at most: the loop ends with its longest completion.
+        prefill, decode: the pass over the prompts, and a pass of one token.
+        handed, handing_seconds: bytes that a device gets of what is trained when a batch begins, and seconds.
+        need: the memory of one device while it generates.
+        compares: whether a step also runs the reference, the model before training.
+        forward_share: FLOPs of a forward pass over those of a step.
+        alternative: the layout that gathers fewer weights and fits the memory; empty if this is the best.
+    """
+
+    axes: dict[str, int]
+    completions: int
+    prompts: int
+    iterations: int
+    rows: int
+    rounds: int
+    passes: int
+    prefill: Pass
+    decode: Pass
+    handed: float
+    handing_seconds: float
+    need: RolloutNeed
+    compares: bool
+    forward_share: float
+    alternative: dict[str, int]
+
+    def parts(self, update: float) -> dict[str, float]:
+        """Return the seconds of an optimizer step by part.
+
+        Args:
+            update: seconds of the compiled step, with all of its micro-batches.
+        """
+        reference = update * self.forward_share * self.compares
+        before = update * self.forward_share * (self.iterations > 1)
+        rolled = {
+            "handing over": self.handing_seconds,
+            "prompts": self.rounds * self.prefill.seconds,
+            "tokens": self.rounds * self.passes * self.decode.seconds,
+            "log-probabilities before": before,
+        }
+        return {
+            **{name: seconds / self.iterations for name, seconds in rolled.items()},
+            "reference": reference,
+            "update": update - reference,
+        }
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds in which a batch is generated."""
+        return self.handing_seconds + self.rounds * (self.prefill.seconds + self.passes * self.decode.seconds)
+
+    @property
+    def bound(self) -> float:
+        """Return the same if everything within a pass overlaps."""
+        return self.handing_seconds + self.rounds * (self.prefill.bound + self.passes * self.decode.bound)
+
+
+@dataclass(frozen=True)
 class RunLength:
     """The whole run.
 
@@ -376,6 +478,7 @@ class Plan:
         settings: the values that a search varies, by path in the recipe: "remat.policy" -> "none".
         versions: versions of the packages that the estimate depends on.
         cached: whether all results came from the cache.
+        generation: of completions; None where the objective has none.
     """
 
     __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
@@ -397,6 +500,7 @@ class Plan:
     cached: bool = False
     seconds: float = 0.0
     backend: str = "tunix"
+    generation: Generation | None = None
 
     @property
     def script(self) -> str:

@@ -13,25 +13,34 @@ from recipec.compiler.json_value import json_value
 from recipec.compiler.lowering.at_hand import Unavailable
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import Statistics, run_length, steps_left
-from recipec.compiler.plan.results import Estimate, RunLength
+from recipec.compiler.plan.results import Estimate, Generation, Interval, RunLength
 from recipec.compiler.wording import plural
 
 METRICS = "metrics.jsonl"
 
 NOT_COUNTED = "Evaluation, checkpoints, start-up and compilation are not counted."
+REWARDS_NOT_COUNTED = (
+    "Completions count with their largest length. Rewards, groups that are drawn again, checkpoints, "
+    "start-up and compilation are not counted."
+)
 
 
 def planned_length(
-    program: Program, estimate: Estimate, counted: Statistics | Unavailable | None = None
+    program: Program,
+    estimate: Estimate,
+    counted: Statistics | Unavailable | None = None,
+    generation: Generation | None = None,
 ) -> RunLength:
     """Return the run's steps, hours and price, and its speed in tokens without padding.
 
-    Hours are optimizer steps x micro-batches x the estimated step. The speed is that of a full micro-batch.
+    Hours are optimizer steps x (micro-batches x the estimated step, and a step's share of generation). The
+    speed is that of a full micro-batch, with its share of generation.
     If there is no estimate (0 s, for a step that the compiler refused), both are unknown: None, and 0
     tokens/s. If the data can be read but not tokenized, steps, hours and price are upper bounds.
 
     Args:
         counted: the result of `statistics`; None if it was not requested.
+        generation: of the completions that it trains on; None where there is none.
     """
     counted = counted or Unavailable("the data was not read")
     recipe = program.recipe
@@ -41,6 +50,8 @@ def planned_length(
     if isinstance(counted, Statistics):
         source, steps = "data", counted.steps(train)
         per_row, answers = counted.tokens_per_row, counted.answers
+        if generation is not None:  # what was counted are prompts
+            per_row = float(data.max_length)
     else:
         source, steps = "steps", train.steps
         if steps is None:
@@ -50,8 +61,13 @@ def planned_length(
     tokens = program.micro_batch_rows * answers * per_row
     micro_batches = program.accumulation_steps
     left = steps_left(train, steps or 0)
-    hours = left * micro_batches * estimate.seconds / 3600 if left and estimate.seconds else None
-    speed = tokens / estimate.seconds if estimate.seconds else 0.0
+    update, interval = micro_batches * estimate.seconds, estimate.interval
+    step = update
+    if generation is not None and update:
+        step = sum(generation.parts(update).values())
+        interval = _with_generation(generation, update, interval)
+    hours = left * step / 3600 if left and step else None
+    speed = tokens * micro_batches / step if step else 0.0
     return RunLength(
         source=source,
         tokens_per_row=per_row,
@@ -59,12 +75,27 @@ def planned_length(
         micro_batches=micro_batches,
         hours=hours,
         usd=None if hours is None or price is None else hours * price,
-        interval=estimate.interval,
+        interval=interval,
         usd_per_hour=price,
         tokens_per_second=speed,
         usd_per_million_tokens=price / 3600 / speed * 1e6 if price is not None and speed else None,
-        note=f"{_basis(program, counted)} {NOT_COUNTED}",
+        note=f"{_basis(program, counted)} {NOT_COUNTED if generation is None else REWARDS_NOT_COUNTED}",
     )
+
+
+def _with_generation(generation: Generation, update: float, interval: Interval) -> Interval:
+    """Return the interval of a step with its generation, which takes at least as long as its slowest part.
+
+    Args:
+        update: seconds of the compiled steps, with the interval `interval`.
+    """
+    parts = generation.parts(update)
+    rolled = generation.seconds / generation.iterations
+    trained = sum(parts.values()) - rolled
+    low = interval.low * trained + generation.bound / generation.iterations
+    high = interval.high * (trained + rolled)
+    basis = "No rollout was measured: the lower end is one in which memory, arithmetic and links overlap."
+    return Interval(low / (trained + rolled), high / (trained + rolled), f"{interval.basis} {basis}")
 
 
 def _basis(program: Program, counted: Statistics | Unavailable) -> str:

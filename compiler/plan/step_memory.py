@@ -12,6 +12,7 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan import identity
 from recipec.compiler.plan.depth import parts
 from recipec.compiler.plan.results import COMPILED, Compiled, Job, Memory
+from recipec.compiler.roofline.rollout import kept_bytes
 
 TIMES = ("schedule", "prices")
 """Fields of a result that only its time depends on. They are most of its text, and memory needs none."""
@@ -34,6 +35,7 @@ def memory(program: Program, compiled: Sequence[Compiled]) -> Memory:
         temporaries=whole.temporaries,
         code=_code(whole, few),
         available=program.accelerator.hbm_bytes_per_device,
+        rollout=kept_bytes(program),
     )
 
 

@@ -21,7 +21,7 @@ from recipec.runtime.model.adapters import arrays_of
 from recipec.runtime.model.families import Architecture
 from recipec.runtime.model.families.base import CHUNKED, EXPERTS, Parameter, matrices
 from recipec.runtime.model.partition_rules import resolved, shards
-from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.runtime.training.objectives import OBJECTIVES, compares
 from recipec.spec.language import Train
 
 if TYPE_CHECKING:
@@ -421,5 +421,5 @@ def _trained_bytes(program: Program, size: int) -> float:
 
 def _forward_passes(train: Train) -> int:
     """Return the number of forward passes of a micro-batch through the model."""
-    objective, loss_type = OBJECTIVES[train.objective], train.loss_type
-    return (2 if objective.refers(loss_type) else 1) * (2 if loss_type in objective.mismatched else 1)
+    objective = OBJECTIVES[train.objective]
+    return (2 if compares(train) else 1) * (2 if train.loss_type in objective.mismatched else 1)

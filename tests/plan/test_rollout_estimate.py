@@ -1,0 +1,133 @@
+"""Tests of the seconds in which completions are generated, by hand, and of what a plan says of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from recipec.compiler.cli import main as cli
+from recipec.compiler.plan.results import Generation
+from recipec.compiler.plan.rollout_estimate import generation
+from tests.plan.plans import lowered
+
+RECIPE = """\
+recipe: 1
+name: example
+model: {id: Qwen/Qwen3-8B}
+mesh: {accelerator: v6e-8, axes: {fsdp: 8}}
+lora: {rank: 16}
+data: {train: [gs://bucket/prompts.jsonl], format: prompt}
+train:
+  objective: grpo
+  global_batch_size: 512
+  steps: 100
+  grpo: {max_prompt_length: 256, max_completion_length: 1024}
+rewards: [{length: {maximum: 100}}]
+"""
+FULL = ("lora=null", "train.optimizer.name=sgd")
+LAYER = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288
+MATRICES = 36 * LAYER + 151_936 * 4096
+"""Numbers of Qwen3 8B that a token is multiplied with: attention, MLP and the output head."""
+KEPT = 36 * 2 * 8 * 128 * 2
+"""Bytes of a token's keys and values."""
+
+pytestmark = pytest.mark.usefixtures("full_speed")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE, encoding="utf-8")
+    return path
+
+
+def rolled(file: Path, *sets: str) -> Generation:
+    out = generation(lowered(file, *sets))
+    assert out is not None
+    return out
+
+
+def test_pass_of_qwen3_8b_on_tp_by_hand(file: Path) -> None:
+    """All weights of the chip, and every slot of 512 rows, at 1,638 GB/s; 73 sums of 512 tokens."""
+    found = rolled(file, *FULL, "rollout.axes={tp: 8}")
+    assert (found.rounds, found.passes) == (1, 1023)
+    decode = found.decode
+    assert (decode.weights, decode.gathered) == (MATRICES * 2 / 8, 0)
+    assert decode.cache == 512 * 1280 * KEPT / 8
+    assert decode.memory_seconds == pytest.approx((1.892e9 + 12.08e9) / 1638e9, rel=1e-3)
+    one = 512 * 4096 * 2
+    assert decode.summed == 73 * one
+    # Two links of 100 GB/s go into a chip of a 2 x 4 slice, and four hops lie between its corners.
+    assert decode.link_seconds == pytest.approx(73 * (2 * 7 / 8 * one / 200e9 + 2 * 4e-6))
+    products = 512 * (2 * MATRICES + 36 * 4 * 4096 * 1280) / 8
+    assert decode.flops == products and decode.compute_seconds == pytest.approx(products / 918e12)
+    assert decode.seconds == pytest.approx(decode.memory_seconds + decode.link_seconds)
+    assert 0.011 < decode.seconds < 0.013
+
+
+def test_fsdp_gathers_every_weight_for_a_token(file: Path) -> None:
+    found = rolled(file, *FULL, "rollout.axes={fsdp: 8}")
+    decode = found.decode
+    assert (decode.weights, decode.gathered, decode.summed) == (0, MATRICES * 2, 0)
+    assert decode.link_seconds == pytest.approx(7 / 8 * MATRICES * 2 / 200e9 + 4e-6)
+    # What arrives is written, and read by the products.
+    assert decode.memory_seconds == pytest.approx((4 * MATRICES + 512 * 1280 * KEPT / 8) / 1638e9)
+    assert 80 < found.seconds < 110
+    assert rolled(file, "rollout.axes={fsdp: 8}").alternative == {"fsdp": 1, "tp": 8}
+    assert rolled(file).alternative == {} and rolled(file).seconds < 15
+    mixed = rolled(file, *FULL, "rollout.axes={fsdp: 2, tp: 4}").decode
+    assert mixed.gathered == MATRICES * 2 / 4 and mixed.summed == 73 * 256 * 4096 * 2
+
+
+def test_what_is_handed_over(file: Path) -> None:
+    """All weights without adapters, and only the adapters with them; nothing within the mesh that trains."""
+    assert rolled(file, *FULL, "rollout.axes={tp: 8}").handed == 8_190_735_360 * 2 / 8
+    assert 0 < rolled(file).handed < 0.1e9
+    assert rolled(file, "rollout.axes={fsdp: 8}").handed == 0
+
+
+def test_rounds_iterations_and_reference(file: Path) -> None:
+    rounds = rolled(file, "rollout.rows=64")
+    assert rounds.rounds == 8 and rounds.decode.cache == rolled(file).decode.cache / 8
+    assert rounds.seconds > 1.9 * rolled(file).seconds  # the weights are read for each of them
+    one, four = (rolled(file, "train.grpo.beta=0.04", f"train.grpo.iterations={n}") for n in (1, 4))
+    apart = one.parts(10.0)
+    assert sum(apart.values()) == pytest.approx(10 + one.seconds) and apart["log-probabilities before"] == 0
+    # A third of a step with frozen weights: a forward pass of two models, and the gradient of activations.
+    assert apart["reference"] == pytest.approx(10 / 3, rel=0.1)
+    shared = four.parts(10.0)
+    assert shared["tokens"] == pytest.approx(apart["tokens"] / 4)
+    assert shared["log-probabilities before"] == pytest.approx(shared["reference"] / 4)
+    assert rolled(file).parts(10.0)["reference"] == 0
+
+
+def test_other_objectives_generate_nothing() -> None:
+    assert generation(lowered("qwen3-4b-dpo-v6e4")) is None
+
+
+def plan(*arguments: Any) -> Any:
+    return CliRunner().invoke(cli.app, ["plan", *map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.mark.usefixtures("told")
+def test_plan_counts_generation(file: Path) -> None:
+    """A fake step takes 2 s and 0.5 s for each layer."""
+    out = json.loads(plan(file, "--json").stdout)["plan"]
+    found, run = rolled(file), out["run"]
+    update = 20 * run["micro_batches"]
+    assert out["estimate"]["seconds"] == pytest.approx(20)
+    assert run["hours"] == pytest.approx(100 * (update + found.seconds) / 3600)
+    assert out["generation"]["axes"] == {"fsdp": 1, "tp": 8}
+    # The second copy of the frozen weights stays while the step runs.
+    assert out["estimate"]["memory"]["rollout"] == 8_190_735_360 * 2 / 8
+    words = " ".join(plan(file).stdout.replace("\xa0", " ").split())
+    assert "512 completions of 64 prompts are generated on fsdp 1 x tp 8, 512 at once." in words
+    assert "An estimate from shapes, not compiled or measured" in words and "upper bound" in words
+    assert "a thousand prompts take" in words and "gathers" not in words
+    slow = " ".join(plan(file, "--set", "rollout.axes={fsdp: 8}").stdout.replace("\xa0", " ").split())
+    assert "fsdp gathers 15.2 GB of weights for every token" in slow
+    assert "`rollout: {axes: {fsdp: 1, tp: 8}}` gathers fewer" in slow
