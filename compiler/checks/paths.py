@@ -43,8 +43,13 @@ TEXTS = (
     ("serve", "smoke_prompts"),
     ("serve", "extra_args"),
     ("serve", "env"),  # has its own diagnostic code
+    ("train", "grpo", "stop"),  # a line end is the most usual one
+    ("rewards", "*", "format_match", "pattern"),
+    ("rewards", "*", "*", "column"),
+    ("data", "chat_template"),
+    ("data", "*", "*", "chat_template"),
 )
-"""Keys whose values may contain any text, besides chat templates: each of their emitters quotes them."""
+"""Keys whose values may contain any text, with `*` for any part: each of their emitters quotes them."""
 
 RUN_BY_SHELLS = re.compile(r"\$\(|[`<>|&;]")
 """Characters that make a shell run a command or redirect output."""
@@ -146,7 +151,7 @@ def _characters(facts: Facts) -> Iterator[Diagnostic]:
     values = facts.recipe.model_dump(exclude_unset=True)
     for where, text in _strings(values, ()):
         bad = next((c for c in text if unicodedata.category(c) in UNSHOWN), None)
-        free = where[:2] in TEXTS or where[-1] == "chat_template"
+        free = _is_text(where)
         if bad is not None and not free:
             yield Diagnostic(
                 E0707,
@@ -162,6 +167,14 @@ def _characters(facts: Facts) -> Iterator[Diagnostic]:
                 join(where),
                 "give it another name; a file can be written as ./NAME",
             )
+
+
+def _is_text(where: tuple[Part, ...]) -> bool:
+    """Return whether a value, or one that it is part of, may contain any text."""
+    return any(
+        len(where) >= len(key) and all(part in ("*", name) for part, name in zip(key, where, strict=False))
+        for key in TEXTS
+    )
 
 
 E0710 = Code(

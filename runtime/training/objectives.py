@@ -6,6 +6,7 @@ micro-batches are in objective_losses.py, and for PyTorch in backends/trl/trl_ob
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -172,6 +173,13 @@ def settings_of(train: Mapping[str, Any]) -> str:
         values = {"teacher": teacher["id"], **values}
     quiet |= {key: value for key, value in asdict(Grpo()).items() if key not in SHOWN}
     values = {key: value for key, value in values.items() if value not in (None, [], quiet.get(key))}
-    return "".join(
-        f", {key} {value if isinstance(value, str) else format(value, 'g')}" for key, value in values.items()
-    )
+    return "".join(f", {key} {_written(value)}" for key, value in values.items())
+
+
+def _written(value: Any) -> str:
+    """Return a value as a person writes it in a recipe."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return " ".join(map(json.dumps, value))
+    return value if isinstance(value, str) else format(value, "g")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 from pathlib import Path
@@ -37,6 +38,21 @@ def constants(text: str, artifact: Path) -> dict[str, Any]:
     values = {"ARTIFACT": artifact, "Reward": Reward, "RewardLimits": RewardLimits, "Rollout": Rollout}
     exec(text[begin:end], values)
     return values
+
+
+def test_texts_of_any_characters(tmp_path: Path) -> None:
+    texts = ["\n", "-", "</answer>", "`$(ls)`|"]
+    changed = RECIPE.partition("- {function")[0].replace(
+        "steps: 60", "steps: 60, grpo: {mask_truncated: true, stop: " + json.dumps(texts) + "}"
+    )
+    pattern = "-(.|\n)*\u2028`x`"
+    changed += "- {format_match: {pattern: " + json.dumps(pattern) + "}}\n- {exact_match: {column: -x}}\n"
+    files = files_of(tmp_path, text=changed)
+    values = constants(files["train.py"].decode(), tmp_path)
+    assert [reward.options.get("pattern") for reward in values["REWARDS"]] == [pattern, None]
+    train = files["train.py"].decode()
+    assert ast.literal_eval(train.partition("stop=")[2].partition("),\n")[0] + ")") == tuple(texts)
+    assert 'mask_truncated true, stop "\\n" "-"' in files["README.md"].decode()
 
 
 def test_artifact_has_the_rewards_and_their_files(tmp_path: Path) -> None:
