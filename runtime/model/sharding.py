@@ -83,7 +83,7 @@ def start_mesh(settings: MeshSettings, processes: int = 1) -> Mesh:
 
 def tpu_devices() -> int:
     """Return the number of TPU devices of this machine that JAX may use; 0 for none."""
-    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+    platforms = jax.config.jax_platforms
     if (platforms and "tpu" not in platforms) or not any(glob.glob(pattern) for pattern in CHIPS):
         return 0
     try:
