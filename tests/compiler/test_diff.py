@@ -60,7 +60,7 @@ def test_equal_recipes_have_no_differences(changed: Callable[..., str]) -> None:
         (["model.dtype=float32", "lora.dtype=bfloat16", "lora.kv=shared", "remat.policy=block"],
          ["computation in bfloat16 -> float32", "optimizer state in float32 -> bfloat16",
           "key and value adapters are independent -> shared",
-          "in the backward pass: save_attention -> block"]),
+          "in the backward pass: save_dots -> block"]),
         (["train.qat={group_size: 64, start_step: 9}"],
          ["rounded in training: nothing -> weights to int4 in groups of 64", "to int8, from step 10"]),
         (["model.quantization=int8", "model.quantized_matmul=forward"],

@@ -253,7 +253,7 @@ def test_folder_port_writes_recipes_and_prints_a_table(here: Path) -> None:
     qlora = (examples / "axolotl-gemma4-qlora" / "support-qlora.yml").read_text()
     (source / "sub" / "one.yml").write_text(qlora)
     (source / "sub" / "two.yml").write_text(qlora.replace("field_messages: turns", "field_messages: talk"))
-    (source / "two.sh").write_text(f"trl sft {MODEL}\ntrl grpo {MODEL}\n")
+    (source / "two.sh").write_text(f"trl sft {MODEL}\ntrl reward {MODEL}\n")
     (source / "notes.yaml").write_text("a: 1\n")
     result = CliRunner().invoke(app, ["port", "runs", "-o", "out"], catch_exceptions=False)
     assert result.exit_code == 1 and result.stderr == "4 of 5 runs ported\n"

@@ -96,7 +96,7 @@ def toy(mesh: Any, dtype: str = "float32") -> Any:
         variable = nnx.Param(jax.device_put(value.astype(jax.numpy.dtype(dtype)), named(mesh, spec)))
         variable.set_metadata(out_sharding=spec)
         setattr(model, name, variable)
-    return SimpleNamespace(model=model, adapters=(), provider=None, forward=PLAIN, lora=None)
+    return SimpleNamespace(model=model, adapters=(), provider=None, forward=PLAIN, lora=None, teacher=None)
 
 
 PLAIN = SimpleNamespace(architecture=SimpleNamespace(expert_layers=()), settings=SimpleNamespace(qat=None))
