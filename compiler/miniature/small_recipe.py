@@ -27,6 +27,13 @@ TEACHER = "-teacher"
 """What is added to the name of a miniature's folder for that of its teacher."""
 ACCUMULATION = 2
 """Most micro-batches of one optimizer step."""
+PROMPT_LENGTH, COMPLETION_LENGTH = 96, 16
+"""Lengths of reinforcement learning, in tokens: enough for the prompts, and the longest completion."""
+ITERATIONS = 2
+"""Most optimizer steps on the same completions."""
+REWARD = {"format_match": {"pattern": r"(?s)\W*[a-mA-M].*"}}
+"""A reward that completions of a random model have about half of the time: the recipe's rewards read columns
+that the miniature's data lack."""
 LEARNING_RATE = 0.01
 """Large enough that a few steps change the adapters by more than bfloat16's rounding."""
 
@@ -112,6 +119,8 @@ def derive(
     }
     if program.teacher is not None:
         recipe["train"]["distill"]["teacher"] |= {"id": f"{model}{TEACHER}", "revision": None}
+    if recipe["train"]["grpo"] is not None:
+        reinforce_less(recipe)
     recipe["train"]["optimizer"]["learning_rate"] = LEARNING_RATE
     # A rehearsal logs to this machine only, and runs all its steps.
     recipe["train"]["log"] |= {"every": 1, "wandb_project": None, "mlflow_experiment": None}
@@ -134,6 +143,25 @@ def derive(
         if any(re.fullmatch(rule["match"], path) for path in paths)
     ]
     return recipe, list(replacements(original, recipe))
+
+
+def reinforce_less(recipe: dict[str, Any]) -> None:
+    """Adapt a recipe of reinforcement learning, as plain data, to the miniature's data and mesh."""
+    grpo, rows = recipe["train"]["grpo"], recipe["train"]["global_batch_size"]
+    completion = min(grpo["max_completion_length"], COMPLETION_LENGTH)
+    groups = [size for size in range(2, grpo["num_generations"] + 1) if rows % size == 0]
+    grpo |= {
+        "num_generations": max(groups, default=rows),
+        "iterations": min(grpo["iterations"], ITERATIONS),
+        "max_prompt_length": PROMPT_LENGTH,
+        "max_completion_length": completion,
+        "stop": [],  # texts of another tokenizer
+    }
+    if grpo["overlong_penalty"] is not None:
+        grpo["overlong_penalty"] = min(grpo["overlong_penalty"], completion)
+    recipe["data"]["max_length"] = PROMPT_LENGTH + completion
+    recipe["rewards"] = [REWARD]
+    recipe["rollout"] |= {"axes": None, "rows": None}
 
 
 def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small: Architecture) -> None:
@@ -241,13 +269,18 @@ def replacements(
 
 def _short(value: Any) -> str:
     if isinstance(value, list):
-        # For a data source show its path, for a sharding rule what it matches.
-        value = [item.get("path") or item.get("match") if isinstance(item, dict) else item for item in value]
+        value = [_name(item) if isinstance(item, dict) else item for item in value]
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {item}" for key, item in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)
+
+
+def _name(item: Mapping[str, Any]) -> str:
+    """Name a data source by its path, a rule by what it matches, a reward by its function or kind."""
+    kinds = (key for key, value in item.items() if value is not None and key != "weight")
+    return str(item.get("path") or item.get("match") or item.get("function") or next(kinds))
 
 
 SUBJECTS = ("the river", "a baker", "her brother", "the old bridge", "a small boat", "the night train")
@@ -282,6 +315,8 @@ def row_of(messages: Sequence[dict[str, str]], format: str) -> dict[str, Any]:
     prompt, answer = messages[0]["content"], messages[1]["content"]
     if format == "chat":
         return {"messages": list(messages)}
+    if format == "prompt":
+        return {"prompt": list(messages[:1])}
     if format == "instruction":
         return {"instruction": prompt, "input": "", "output": answer}
     if format == "unpaired_preference":

@@ -67,7 +67,7 @@ class ArtifactRun:
         return self.work / "resumed"
 
     def train(self) -> str:
-        """Train without interruption; return the loss and its decrease."""
+        """Train without interruption; return the first and the last loss, or reward."""
         text = self._train(self.whole, "train")
         summary = done_line(text)
         losses = self.losses(self.whole)
@@ -76,7 +76,10 @@ class ArtifactRun:
         if any(loss != loss or abs(loss) == float("inf") for loss in losses):
             raise StepFailed("the loss is not finite", last_lines(text))
         speed = f", {summary['tokens/s']} tokens/s" if "tokens/s" in summary else ""
-        return f"{summary.get('steps', len(losses))} steps, loss {losses[0]:.2f} to {losses[-1]:.2f}{speed}"
+        # The loss of a run that learns from rewards says nothing about progress.
+        rewards = self.losses(self.whole, "reward")
+        name, values = ("reward", rewards) if rewards else ("loss", losses)
+        return f"{summary.get('steps', len(losses))} steps, {name} {values[0]:.2f} to {values[-1]:.2f}{speed}"
 
     def kill(self) -> str:
         """Train again into another folder, and kill the process once a checkpoint exists.
@@ -126,7 +129,8 @@ class ArtifactRun:
         return metrics
 
     def losses(self, output: Path, name: str = "loss") -> list[float]:
-        """Return the training losses of a run, or those of evaluations ("eval_loss"), in order of steps."""
+        """Return the training losses of a run, or another of its metrics ("eval_loss", "reward"), in order of
+        steps."""
         return list(self.metrics(output).values.get(name, {}).values())
 
     def saved_steps(self, output: Path) -> list[int]:

@@ -77,6 +77,27 @@ def test_large_meshes_and_batches_shrink_together(tmp_path: Path) -> None:
     assert replaced["train.optimizer.learning_rate"] == str(LEARNING_RATE)
 
 
+def test_rewards_and_lengths_of_reinforcement_learning_fit_the_miniature(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("def right(completions, answer, **columns):\n    return []\n")
+    grpo = {"num_generations": 12, "iterations": 3, "max_prompt_length": 300, "max_completion_length": 700}
+    grpo |= {"stop": ["</answer>"], "overlong_penalty": 200, "dynamic_sampling": 1}
+    extra = {
+        "mesh": {"accelerator": "v6e-8", "axes": {"fsdp": 8, "tp": 1}},
+        "data": {"train": [{"path": "gs://bucket/prompts.jsonl"}], "format": "prompt", "overlong": "error"},
+        "train": {"objective": "grpo", "steps": 9, "global_batch_size": 48, "grpo": grpo},
+        "rewards": [{"function": "rewards.py:right"}, {"numeric_match": {"column": "answer"}, "weight": 0.5}],
+        "rollout": {"axes": {"fsdp": 1, "tp": 8}, "rows": 16},
+    }
+    small, replaced = miniature(tmp_path, BASE | {"model": {"id": "Qwen/Qwen3-8B"}} | extra)
+    recipe = small.recipe
+    assert recipe.train.grpo is not None
+    assert (recipe.train.global_batch_size, recipe.train.grpo.num_generations) == (16, 8)
+    assert (recipe.train.grpo.overlong_penalty, recipe.train.grpo.dynamic_sampling) == (16, 1)
+    assert recipe.data.max_length == 96 + 16
+    assert replaced["rewards"] == "format_match"
+    assert replaced["train.grpo.stop"] == "none"
+
+
 def test_qat_group_size_divides_the_miniature_inputs(tmp_path: Path) -> None:
     qat = {"group_size": 256, "start_step": 1000}
     small, replaced = miniature(tmp_path, BASE | {"train": {"steps": 2000, "qat": qat}})
