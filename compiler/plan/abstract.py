@@ -37,7 +37,7 @@ from recipec.runtime.model.sharding import named
 from recipec.runtime.settings import RunSettings
 from recipec.runtime.training import optimizers
 from recipec.runtime.training.objective_losses import micro_batch_loss
-from recipec.runtime.training.objectives import OBJECTIVES, keeps_copy
+from recipec.runtime.training.objectives import OBJECTIVES, ROW, TOKEN, further_arrays, keeps_copy
 from recipec.runtime.training.step import Step, fit_shardings, shardings_of, trained_type, update_rule
 
 SCHEDULED_STEPS = 1000
@@ -183,16 +183,12 @@ def abstract_batch(train: Any, length: int, data_parallel: int, mesh: Mesh) -> d
     rows = NamedSharding(mesh, PartitionSpec(row_axes(shape[0], dict(mesh.shape))))
     whole = NamedSharding(mesh, PartitionSpec())
     ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
-    judged = OBJECTIVES[train.objective].format == "unpaired_preference"
-    each = jax.ShapeDtypeStruct(shape[:1], jnp.float32, sharding=rows)
-    scored = {}
-    if train.grpo is not None:
-        scored = {"advantages": each, "weights": each}
-        if train.grpo.iterations > 1:
-            scored["old"] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=rows)
+    sizes = {ROW: shape[:1], TOKEN: shape}
     return {
-        **({"desirable": each} if judged else {}),
-        **scored,
+        **{
+            name: jax.ShapeDtypeStruct(sizes[size], jnp.float32, sharding=rows)
+            for name, size in further_arrays(train).items()
+        },
         "tokens": ids,
         "positions": ids,
         "segment_ids": ids,

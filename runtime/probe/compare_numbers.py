@@ -29,7 +29,7 @@ from ..model.loading import Built, build
 from ..model.sharding import Rows, arrange
 from ..settings import RunSettings
 from ..training.objective_losses import micro_batch_loss
-from ..training.objectives import OBJECTIVES
+from ..training.objectives import OBJECTIVES, further_arrays
 from ..training.step import Step, fit_shardings, trained_type, update_rule
 from ..training.trace import count_targets
 from ..weights.checkpoint import HFCheckpoint
@@ -146,10 +146,17 @@ def batch(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
         "segment_ids": np.where(places >= end, 0, 1 + second).astype(np.int32),
         "loss_mask": random.random(shape) < 0.5,
     }
-    norm = shape[0] // objective.rows if objective.format else count_targets(arrays)
+    answers = objective.format and settings.train.grpo is None
+    norm = shape[0] // objective.rows if answers else count_targets(arrays)
     if objective.format == "unpaired_preference":
         arrays["loss_mask"] = (places >= border) & (places < end)
-        arrays["desirable"] = np.where(np.arange(shape[0]) % 2, -1, 1).astype(np.float32)
+    values = {
+        "desirable": np.where(np.arange(shape[0]) % 2, -1, 1),
+        "advantages": random.standard_normal(shape[0]),
+        "weights": np.full(shape[0], 1 / norm),
+        "old": np.full(shape, -math.log(vocabulary)),  # about that of a model of random weights
+    }
+    arrays |= {name: values[name].astype(np.float32) for name in further_arrays(settings.train)}
     return arrays | {"norm": np.asarray(norm, np.float32)}
 
 

@@ -29,7 +29,7 @@ from ..model.loading import build
 from ..model.random_weights import RandomCheckpoint
 from ..settings import RunSettings
 from ..training.objective_losses import micro_batch_loss
-from ..training.objectives import OBJECTIVES
+from ..training.objectives import OBJECTIVES, ROW, TOKEN, further_arrays
 from ..training.step import Step, fit_shardings, trained_type, update_rule
 from .compare_numbers import placed
 from .machine import memory
@@ -163,9 +163,9 @@ def _rows(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
     train = settings.train
     rows = train.micro_batch_size * settings.mesh.data_parallel * OBJECTIVES[train.objective].rows
     shape = (rows, settings.data.max_length)
-    judged = OBJECTIVES[train.objective].format == "unpaired_preference"
+    sizes = {ROW: shape[:1], TOKEN: shape}
     return {
-        **({"desirable": np.ones(rows, np.float32)} if judged else {}),
+        **{name: np.ones(sizes[size], np.float32) for name, size in further_arrays(train).items()},
         "tokens": np.random.default_rng(0).integers(3, vocabulary, shape).astype(np.int32),
         "positions": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
         "segment_ids": np.ones(shape, np.int32),

@@ -134,6 +134,18 @@ OBJECTIVES = {
     ),
 }
 
+ROW, TOKEN = "row", "token"
+
+
+def further_arrays(train: Any) -> dict[str, str]:
+    """Return the float32 arrays that micro-batches have for the objective alone, by name: with a number for
+    each row, or for each token."""
+    if train.grpo is not None:
+        old = {"old": TOKEN} if train.grpo.iterations > 1 else {}
+        return {"advantages": ROW, "weights": ROW, **old}
+    return {"desirable": ROW} if OBJECTIVES[train.objective].format == "unpaired_preference" else {}
+
+
 QUIET = {"label_smoothing": 0.0, "z_loss": 0.0, "desirable_weight": 1.0, "undesirable_weight": 1.0}
 """Values of these keys that `settings_of` leaves out; it leaves out an objective's first loss too."""
 

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
 from recipec.compiler.lowering.libtpu import known
+from recipec.compiler.plan.abstract import abstract_batch
 from recipec.runtime.model.adapters import lora_settings
 from recipec.runtime.model.random_weights import write_text_model
 from recipec.runtime.model.remat import POLICIES
@@ -25,6 +26,7 @@ from recipec.runtime.probe import compare_numbers, machine, timing
 from recipec.runtime.probe.probe import main
 from recipec.runtime.probe.probe_results import digest_of
 from recipec.runtime.probe.variants import VARIANTS
+from recipec.runtime.sections import Grpo
 from recipec.runtime.settings import (
     CheckpointSettings,
     DataSettings,
@@ -33,6 +35,7 @@ from recipec.runtime.settings import (
     RunSettings,
     TrainSettings,
 )
+from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.runtime.probed import CONFIG, build, environment_of, run
 from tests.runtime.runs import lora_section
@@ -140,6 +143,27 @@ def test_changed_weight_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     problem = compare_numbers.compare("here", "float32", computed("wrong"), right).problem
     assert problem is not None and problem.startswith("on here in float32 the miniature differs")
     assert "logits by" in problem and "gradients by" in problem and "\n" not in problem
+
+
+@pytest.mark.parametrize("objective", sorted(set(OBJECTIVES) - {"distill"}))
+def test_each_objective_is_computed_and_timed(
+    objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A probe has no teacher: it computes a distillation as sft."""
+    monkeypatch.setattr(compare_numbers, "STEPS", 2)
+    write_text_model(tmp_path, CONFIG | {"num_hidden_layers": 1})
+    grpo = Grpo(num_generations=2, iterations=2, beta=0.04) if objective == "grpo" else None
+    loss_type = "kto" if objective == "kto" else "sigmoid"
+    train = replace(settings().train, objective=objective, grpo=grpo, loss_type=loss_type)
+    run = replace(settings(), train=train)
+    mesh = compare_numbers.reference_mesh({"fsdp": 2, "tp": 1})
+    outcome = compare_numbers.outcome(HFCheckpoint.open(tmp_path), run, optax.adam, mesh, "float32", True)
+    assert np.isfinite(outcome.losses).all() and any(np.abs(g).max() > 0 for g in outcome.gradients.values())
+    shapes = abstract_batch(train, run.data.max_length, run.mesh.data_parallel, mesh)
+    timed = timing._rows(run, CONFIG["vocab_size"])
+    assert {name: (array.shape, array.dtype) for name, array in timed.items()} == {
+        name: (shape.shape, shape.dtype) for name, shape in shapes.items()
+    }
 
 
 def test_a_device_that_is_slower_than_the_others_is_named() -> None:
