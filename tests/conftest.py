@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,16 @@ def small_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def precision() -> Iterator[None]:
+    """Restore JAX's precision of matrix products. A run in float32 sets it for its whole process."""
+    before = getattr(sys.modules.get("jax"), "config", None)
+    value = None if before is None else before.jax_default_matmul_precision
+    yield
+    if (jax := sys.modules.get("jax")) is not None and jax.config.jax_default_matmul_precision != value:
+        jax.config.update("jax_default_matmul_precision", value)
 
 
 @pytest.fixture(scope="session", autouse=True)
