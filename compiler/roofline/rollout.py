@@ -151,8 +151,9 @@ def with_layout(program: Program) -> Program:
             return program
         section: Rollout = recipe.rollout.model_copy(update={"axes": layout})
         section.model_fields_set.discard("axes")
+        gathered = "fewer weights than the training mesh" if layout["fsdp"] > 1 else "no weights"
         reason = (
-            f"{mesh_axes(layout)} gathers no weights for a token, and needs {gib_number(needed, 1)} GiB of a "
+            f"{mesh_axes(layout)} gathers {gathered} for a token, and needs {gib_number(needed, 1)} GiB of a "
             "device by calculation"
         )
         changed = recipe.model_copy(update={"rollout": section})
