@@ -69,13 +69,13 @@ def small_heap() -> None:
 
 
 @pytest.fixture(autouse=True)
-def precision() -> Iterator[None]:
-    """Restore JAX's precision of matrix products. A run in float32 sets it for its whole process."""
-    before = getattr(sys.modules.get("jax"), "config", None)
-    value = None if before is None else before.jax_default_matmul_precision
-    yield
-    if (jax := sys.modules.get("jax")) is not None and jax.config.jax_default_matmul_precision != value:
-        jax.config.update("jax_default_matmul_precision", value)
+def precision() -> None:
+    """Start with JAX's own precision of matrix products. A run in float32 sets it for its whole process.
+
+    A fixture of a module or of the session may be such a run, so the value before a test is not one to restore.
+    """
+    if (jax := sys.modules.get("jax")) is not None and jax.config.jax_default_matmul_precision is not None:
+        jax.config.update("jax_default_matmul_precision", None)
 
 
 @pytest.fixture(scope="session", autouse=True)
