@@ -130,6 +130,32 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Images:
+    """Pictures in the samples. The checkpoint's image processor makes their tokens and their pixels, with its
+    own settings where a key is null. A run fetches no picture from the web.
+
+    Attributes:
+        longest_side: Larger pictures are scaled down so that their longer side has at most this many pixels,
+            before the checkpoint's processor gets them; null leaves the size to the processor.
+        tokens: The most tokens of a picture, for models whose processor can limit them (Gemma 4, Qwen VL);
+            null uses the processor's own limit.
+        tiles: The most tiles that a picture is cut into, for models with tiles (Llama 4); null uses the
+            processor's own number.
+        per_row: The most pictures of a packed row. Every row reserves room for the patches of the fullest
+            row, so a lower number saves memory where few samples have many pictures. null packs by tokens,
+            and by the patches of an average row.
+        folder: The folder in which relative paths of pictures start, relative to the recipe's folder; or a
+            gs:// address. null uses the folder of the file that names them.
+    """
+
+    longest_side: int | None = None
+    tokens: int | None = None
+    tiles: int | None = None
+    per_row: int | None = None
+    folder: str | None = None
+
+
+@dataclass(frozen=True)
 class Grpo:
     """Group relative policy optimization, with TRL's names, formulas and defaults.
 
@@ -257,6 +283,8 @@ class Lora:
             trainable_token_indices: their numbers, or their texts in the model's tokenizer or in
             model.add_tokens. All other rows stay frozen. A head that is the embedding uses the trained rows
             too; another head keeps its own. The rows are stored in lora.dtype and computed in model.dtype.
+        vision: Adapters in the vision tower and its projector too, of a recipe with data.images; false leaves
+            both frozen.
         kind: What is trained in addition to the frozen weights.
         init: How A and B are initialized. peft, qwix, gaussian and zero_a draw them, and their product is
             zero. pissa and olora take a part of the base's weights, which are frozen without it;
@@ -281,6 +309,7 @@ class Lora:
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     modules_to_save: tuple[str, ...] = ()
     trainable_tokens: tuple[int | str, ...] = ()
+    vision: bool = False
     kind: str = "lora"
     init: str = "peft"
     start_from: str | None = None
@@ -316,6 +345,8 @@ class Data:
             <think>; null leaves this to the template, which may drop it from earlier turns.
         special_tokens: How the texts of control tokens, such as <|im_end|>, are tokenized if they stand in
             the data. The control tokens that the chat template writes are always control tokens.
+        images: Pictures in the samples, for models that read pictures: `{}` uses the checkpoint's own
+            settings. null has none, and a sample with a picture is malformed.
         max_length: Length of a row, by default at most the model's positions; overlong sets what to do with
             longer samples. With grpo it is max_prompt_length + max_completion_length.
         overlong: What to do with a sample longer than max_length: leave it out, cut its end off, stop, or,
@@ -347,6 +378,7 @@ class Data:
     loss_on: str | tuple[str, ...] = "assistant"
     reasoning: str | None = None
     special_tokens: str = "control"
+    images: Images | None = None
     max_length: int = 4096
     overlong: str = "drop"
     max_invalid_ratio: float = 0.1

@@ -72,7 +72,8 @@ def small_heap() -> None:
 def precision() -> None:
     """Start with JAX's own precision of matrix products. A run in float32 sets it for its whole process.
 
-    A fixture of a module or of the session may be such a run, so the value before a test is not one to restore.
+    A fixture of a module or of the session may be such a run, so the value before a test is not one to
+    restore.
     """
     if (jax := sys.modules.get("jax")) is not None and jax.config.jax_default_matmul_precision is not None:
         jax.config.update("jax_default_matmul_precision", None)

@@ -132,6 +132,19 @@ def _teacher(recipe: Recipe, backend: str) -> Iterator[Diagnostic]:
         yield _refusal(backend, E0960, " has no teacher", "train.objective", "objective: sft")
 
 
+E0963 = Code(
+    "E0963",
+    "pictures with another backend",
+    cause="train_trl.py and train_torchax.py read texts alone.",
+    cure="Remove `data.images`, or build without that `--backend`.",
+)
+
+
+def _pictures(recipe: Recipe, backend: str) -> Iterator[Diagnostic]:
+    if recipe.data.images is not None:
+        yield _refusal(backend, E0963, " reads no pictures", "data.images", REMOVE, at_key=True)
+
+
 E0959 = Code(
     "E0959",
     "a new schedule with TRL",
@@ -147,6 +160,7 @@ def check_trl(program: Program) -> Iterator[Diagnostic]:
     optimizer, lora = recipe.train.optimizer.name, recipe.lora
     quantization = recipe.model.quantization
     yield from _teacher(recipe, "trl")
+    yield from _pictures(recipe, "trl")
     if optimizer in ("lion", "muon"):
         which = "Lion" if optimizer == "lion" else "Muon with Adam for vectors and embeddings"
         reason = f": torch and transformers have no {which}"
@@ -286,6 +300,7 @@ def check_torchax(program: Program) -> Iterator[Diagnostic]:
     """Yield what TorchAX cannot do of a recipe, or does differently from train.py."""
     recipe, lora, refuse = program.recipe, program.lora, partial(_refusal, "torchax")
     yield from _teacher(recipe, "torchax")
+    yield from _pictures(recipe, "torchax")
     if recipe.train.optimizer.name == "muon":
         reason = ": train.py's Muon knows only its own arrays"
         yield refuse(E0920, reason, "train.optimizer.name", "name: adamw")

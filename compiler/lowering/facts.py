@@ -240,12 +240,19 @@ def _attention(
         attention, reason = "dot", "splash is a TPU kernel"
     elif not model.family.flash_attention:
         attention, reason = "dot", "the model uses transformers' own attention"
+    elif recipe.data.images is not None and _sees_both_ways(model):
+        attention, reason = "dot", "the mask follows the pictures, whose tokens see both ways"
     elif recipe.model.dtype != "bfloat16":
         attention, reason = "dot", "splash was compiled for TPUs in bfloat16 alone"
     section = recipe.model.model_copy(update={"attention": attention})
     if "attention" not in recipe.model.model_fields_set:
         section.model_fields_set.discard("attention")
     return recipe.model_copy(update={"model": section}), {"model.attention": reason}
+
+
+def _sees_both_ways(model: catalog.Model) -> bool:
+    tower = model.family.vision(model.config)
+    return tower is not None and bool(tower.bidirectional)
 
 
 def _model(model_id: str, section: str, source: Path, diagnostics: list[Diagnostic]) -> catalog.Model | None:

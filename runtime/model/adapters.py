@@ -381,6 +381,7 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
         dropout=section["dropout"],
         modules_to_save=tuple(section.get("modules_to_save") or ()),
         trainable_tokens=tokens,
+        vision=section.get("vision", False),
         layers=None if layers == "all" else parse_layers(layers, num_layers),
         kind=section.get("kind", "lora"),
         init=section["init"],

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from recipec.spec import language
-from recipec.spec.language import base, data, distill, reinforcement, train
+from recipec.spec.language import base, data, distill, images, reinforcement, train
 
 PATH = "runtime/sections.py"
 
@@ -26,6 +26,7 @@ SECTIONS: tuple[type[base.Section], ...] = (
     train.FakeQuantization,
     train.LocalCheckpoint,
     data.Source,
+    images.Images,
     reinforcement.Grpo,
     distill.Distill,
     reinforcement.RewardLimits,

@@ -9,6 +9,7 @@ from pydantic_core import CoreSchema, PydanticKnownError
 
 from recipec.spec.core_schema import flow
 from recipec.spec.language.base import E0104, E0109, Section, distinct, fault, field
+from recipec.spec.language.images import Images
 
 Format = Literal[
     "chat", "instruction", "prompt_completion", "text", "preference", "unpaired_preference", "prompt"
@@ -270,6 +271,12 @@ class Data(Section):
             "control": "As control tokens, as a server does. Preview and train.py count such samples.",
             "text": "As ordinary text, in messages of every role, tools and plain text.",
         },
+    )
+    images: Images | None = field(
+        "Pictures in the samples, for models that read pictures: `{}` uses the checkpoint's own settings. "
+        "null has none, and a sample with a picture is malformed.",
+        None,
+        example={"longest_side": 1024},
     )
     max_length: int = field(
         "Length of a row, by default at most the model's positions; overlong sets what to do with longer "

@@ -182,6 +182,11 @@ class Lora(Section):
         unit="tokens",
         example=[128_256, "<note>"],
     )
+    vision: bool = field(
+        "Adapters in the vision tower and its projector too, of a recipe with data.images; false leaves both "
+        "frozen.",
+        False,
+    )
     layers: Layers = field(
         'The decoder layers that get adapters, counted from 0: all, a range "20-59" (both ends included), or '
         "a list.",

@@ -362,6 +362,10 @@ class Family(ABC):
         """
         return self.architecture(config)
 
+    def vision(self, config: Mapping[str, Any]) -> Any:
+        """Return the description of the vision tower of a config.json, or None if the model has none here."""
+        return None
+
     def reads(self, quantization: Any) -> bool:
         """Return whether a checkpoint with this quantization_config (None for none) can be read."""
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else ""

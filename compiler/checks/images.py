@@ -1,0 +1,128 @@
+"""Check the pictures of the data against the model, the objective, the mesh and the other keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.wording import listing
+from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.model.families.base import Family
+from recipec.spec.codes import Code
+from recipec.spec.diagnostics import Diagnostic
+
+IMAGES = "data.images"
+
+READ = ("chat", "instruction", "prompt_completion")
+"""Formats whose samples may have pictures."""
+
+E0480 = Code(
+    "E0480",
+    "pictures for a model without a vision tower here",
+    cause="`data.images` trains on pictures. The model reads none, or this version does not have its vision "
+    "tower.",
+    cure="Use a model of a family that the message names, or remove `data.images` to train on text alone.",
+)
+
+E0481 = Code(
+    "E0481",
+    "pictures with another objective",
+    cause="Pictures are trained on with `objective: sft`. The other objectives compare several answers, or "
+    "two models, and these steps do not pass pictures.",
+    cure="Write `objective: sft`, or remove `data.images`.",
+)
+
+E0482 = Code(
+    "E0482",
+    "splash attention over pictures",
+    cause="In this model the tokens of a picture see each other in both directions. The mask depends on the "
+    "places of the pictures, and splash attention compiles its mask once.",
+    cure="Write `attention: dot`, or leave the key to `auto`.",
+)
+
+E0483 = Code(
+    "E0483",
+    "pictures with tokens split over devices",
+    cause="The axis cp gives the tokens of a row to several devices. A picture's features are on the device "
+    "of its row, and are not exchanged.",
+    cure="Give the devices of cp to fsdp.",
+)
+
+E0484 = Code(
+    "E0484",
+    "data settings that do not go together with pictures",
+    cause="Pictures are read from conversations of all data before the run. A stream, texts without a chat "
+    "template and another tokenizer have no place for them.",
+    cure="Remove the key that the message names, or `data.images`.",
+)
+
+E0485 = Code(
+    "E0485",
+    "vision tower that is not trained",
+    cause="`lora.vision` trains adapters in the vision tower and in its projector. This version keeps both "
+    "frozen.",
+    cure="Remove the key. The adapters of the language model are trained.",
+)
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    yield from _tower(facts)
+    recipe, data = facts.recipe, facts.recipe.data
+    if data.images is None:
+        return
+    model = facts.model
+    tower = None if model is None else model.family.vision(model.config)
+    if model is not None and tower is None:
+        titles = [family.title for family in FAMILIES.values() if type(family).vision is not Family.vision]
+        help = f"use a model of {listing(titles)}, or remove data.images" if titles else "remove data.images"
+        message = f"{model.title} has no vision tower in this version, and data.images trains on pictures"
+        yield Diagnostic(E0480, message, IMAGES, help, at_key=True)
+    if recipe.train.objective != "sft":
+        message = f"objective {recipe.train.objective} does not train on pictures"
+        yield Diagnostic(E0481, message, "train.objective", "objective: sft, or remove data.images")
+    if tower is not None and tower.bidirectional and recipe.model.attention == "splash":
+        assert model is not None
+        yield Diagnostic(
+            E0482,
+            f"the tokens of a picture see each other in both directions in {model.title}, and the mask of "
+            "splash attention does not follow the pictures",
+            "model.attention",
+            "attention: dot",
+        )
+    if facts.axes.get("cp", 1) > 1:
+        yield Diagnostic(
+            E0483,
+            "cp splits a row's tokens over devices, and the features of its pictures are not split with them",
+            facts.first_given("mesh.axes.cp", "mesh.axes"),
+            "give the devices of cp to fsdp",
+        )
+    yield from _settings(facts)
+
+
+def _tower(facts: Facts) -> Iterator[Diagnostic]:
+    """Refuse what would train the tower or its projector."""
+    lora = facts.recipe.lora
+    if lora is None:
+        return
+    if lora.vision:
+        message = "lora.vision: this version trains no adapters in a vision tower, which stays frozen"
+        yield Diagnostic(E0485, message, "lora.vision", "remove the line", at_key=True)
+
+
+def _settings(facts: Facts) -> Iterator[Diagnostic]:
+    """Refuse settings of the data that pictures do not go together with."""
+    recipe, data = facts.recipe, facts.recipe.data
+    refused = {
+        "data.stream_window": (data.stream_window is not None, "a stream does not read pictures"),
+        "model.tokenizer": (
+            recipe.model.tokenizer is not None,
+            "the tokens of pictures are those of the model's own tokenizer",
+        ),
+    }
+    for key, (refuse, reason) in refused.items():
+        if refuse:
+            yield Diagnostic(E0484, reason, key, "remove the line, or data.images", at_key=True)
+    if recipe.train.objective == "sft" and not data.formats & set(READ):
+        message = f"no sample of the format {listing(sorted(data.formats))} has pictures"
+        place = facts.first_given("data.format", "data.train[0].format")
+        yield Diagnostic(E0484, message, place, "format: chat, with the pictures in the messages")
