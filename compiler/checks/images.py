@@ -80,7 +80,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     if recipe.train.objective != "sft":
         message = f"objective {recipe.train.objective} does not train on pictures"
         yield Diagnostic(E0481, message, "train.objective", "objective: sft, or remove data.images")
-    if tower is not None and tower.bidirectional and recipe.model.attention == "splash":
+    if tower is not None and tower.both_ways and recipe.model.attention == "splash":
         assert model is not None
         yield Diagnostic(
             E0482,

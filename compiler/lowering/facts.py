@@ -252,7 +252,7 @@ def _attention(
 
 def _sees_both_ways(model: catalog.Model) -> bool:
     tower = model.family.vision(model.config)
-    return tower is not None and bool(tower.bidirectional)
+    return tower is not None and bool(tower.both_ways)
 
 
 def _model(model_id: str, section: str, source: Path, diagnostics: list[Diagnostic]) -> catalog.Model | None:
