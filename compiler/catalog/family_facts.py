@@ -52,8 +52,15 @@ GEMMA_TEMPLATE = """\
 {%- endif -%}
 {%- for message in turns -%}
     {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
-    {{ '<start_of_turn>' + role + '\\n' + (prefix if loop.first else '') + message['content'] | trim }}
-    {{- '<end_of_turn>\\n' }}
+    {{ '<start_of_turn>' + role + '\\n' + (prefix if loop.first else '') }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- else -%}
+        {%- for part in message['content'] -%}
+            {{ '<start_of_image>' if part['type'] == 'image' else part['text'] | trim }}
+        {%- endfor -%}
+    {%- endif -%}
+    {{ '<end_of_turn>\\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
     {{ '<start_of_turn>model\\n' }}
@@ -97,6 +104,7 @@ class Tokens:
         turn_end: the id of the token that closes a turn.
         begins: whether a text begins with the third special token.
         media: ids of the tokens that stand for images and sound, by config.json's keys.
+        named: tokens that transformers' processor looks up by name, by tokenizer_config.json's keys.
     """
 
     special: tuple[str, ...]
@@ -104,6 +112,7 @@ class Tokens:
     turn_end: int
     begins: bool = True
     media: Mapping[str, int] = field(default_factory=dict)
+    named: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -171,6 +180,11 @@ ROWS: Mapping[str, Row] = MappingProxyType(
                 GEMMA_TEMPLATE,
                 turn_end=5,
                 media={"boi_token_index": 6, "eoi_token_index": 7, "image_token_index": 8},
+                named={
+                    "boi_token": "<start_of_image>",
+                    "eoi_token": "<end_of_image>",
+                    "image_token": "<image_soft_token>",
+                },
             ),
             Served(towers="a vision tower"),
         ),

@@ -302,6 +302,7 @@ def write_tokenizer(
         "unk_token": unknown,
         "clean_up_tokenization_spaces": False,
         "model_max_length": 4096,
+        **tokens.named,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (directory / "chat_template.jinja").write_text(tokens.chat_template, encoding="utf-8")

@@ -14,13 +14,14 @@ import re
 import struct
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from .description import State
+    from .vision import VisionArchitecture
 
 Spec = tuple[str | None, ...]
 """The mesh axis that each dimension of an array is split over, or None: a PartitionSpec's entries."""
@@ -78,7 +79,8 @@ class Architecture:
     """The sizes that every family has; each family's own class adds its other sizes.
 
     `layer_types` holds the kind of attention of each layer. BY_LAYER names the fields that hold one value per
-    layer.
+    layer. `vision` is the tower of a model that reads pictures: None in a checkpoint that has one, if only
+    its language model is computed.
     """
 
     BY_LAYER: ClassVar[tuple[str, ...]] = ("layer_types",)
@@ -91,6 +93,7 @@ class Architecture:
     num_kv_heads: int
     head_dim: int
     layer_types: tuple[str, ...]
+    vision: VisionArchitecture | None = field(default=None, kw_only=True)
 
     @property
     def num_layers(self) -> int:
@@ -201,7 +204,7 @@ class Source:
 
     The array is `tensor.reshape(reshape).transpose(transpose)`. `name` is without the
     checkpoint's prefix ("model.", "model.language_model.", ...); `whole` marks a tensor without a prefix
-    ("lm_head.weight").
+    ("lm_head.weight"). `outside` marks a tensor of a vision tower, whose name is complete.
     """
 
     name: str
@@ -209,6 +212,7 @@ class Source:
     reshape: tuple[int, ...]
     transpose: tuple[int, ...]
     whole: bool = False
+    outside: bool = False
 
     @property
     def module(self) -> str:
@@ -217,6 +221,8 @@ class Source:
 
     def full_name(self, prefix: str) -> str:
         """Return the tensor's name in a checkpoint with this prefix."""
+        if self.outside:
+            return self.name
         if not self.whole:
             return prefix + self.name
         # Older multimodal checkpoints hold the whole language model, including its head, under one name.
@@ -362,9 +368,27 @@ class Family(ABC):
         """
         return self.architecture(config)
 
-    def vision(self, config: Mapping[str, Any]) -> Any:
-        """Return the description of the vision tower of a config.json, or None if the model has none here."""
+    def vision(self, config: Mapping[str, Any], tensors: Iterable[str] = ()) -> VisionArchitecture | None:
+        """Read a checkpoint's vision tower and projector; None if it has none, or none that is computed here.
+
+        Args:
+            tensors: the names of the checkpoint's tensors, which differ between versions of transformers;
+                empty if they are not known.
+
+        Raises:
+            UnsupportedCheckpoint: naming the key that is not supported.
+        """
         return None
+
+    def seeing(
+        self, architecture: Architecture, config: Mapping[str, Any], tensors: Iterable[str] = ()
+    ) -> Architecture | None:
+        """Return the architecture with the checkpoint's vision tower, None without one that is computed here.
+
+        The arguments are those of `vision`.
+        """
+        vision = self.vision(config, tensors)
+        return None if vision is None else replace(architecture, vision=vision)
 
     def reads(self, quantization: Any) -> bool:
         """Return whether a checkpoint with this quantization_config (None for none) can be read."""

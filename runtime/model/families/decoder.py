@@ -265,6 +265,8 @@ class DecoderFamily(Family):
                 size = (a.vocab_size,)
                 bias = replace(plain(f"{names.head}.bias", size), whole=True)
                 out.append(Parameter("lm_head.bias", size, ("tp",), (bias,)))
+        if a.vision is not None:
+            out += a.vision.frozen()
         return out
 
     def layer(self, a: DecoderArchitecture, i: int) -> list[Parameter]:
