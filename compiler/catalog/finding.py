@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from recipec.runtime.errors import UserError
 from recipec.runtime.model.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint, family_of
 from recipec.runtime.model.families.base import TIE, arrays
 from recipec.runtime.model.families.transformers import refuse
+from recipec.runtime.model.families.vision import VisionArchitecture
 from recipec.runtime.weights.agreement import prefix_of, same_values, spare_head, untied
 from recipec.runtime.weights.headers import files_of, read_header
 from recipec.runtime.weights.quantized_formats import format_of, plain
@@ -68,6 +70,7 @@ class Model:
         published: the model without the embedding rows that a recipe adds, None where it adds none.
         own_head: the head in a folder's files, if config.json says that the embedding is the head and the
             two have different values. The model is then one with a head of its own.
+        multimodal: keys of config.json that describe its vision tower, if `config` does not have them.
     """
 
     id: str
@@ -80,6 +83,15 @@ class Model:
     added: added.Added | None = None
     published: Model | None = None
     own_head: str | None = None
+    multimodal: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def tower(self) -> VisionArchitecture | None:
+        """The model's vision tower; None if it has none, or none that this version computes."""
+        try:
+            return self.family.vision({**self.config, **self.multimodal})
+        except UnsupportedCheckpoint:
+            return None
 
     def positions(self, overrides: Mapping[str, Any] | None = None) -> int | None:
         """Return the most tokens of a sequence that vLLM accepts for the model, None where it is not known.
@@ -234,7 +246,10 @@ def find(model_id: str, folder: Path) -> Model:
     # The weights of another publisher's copy may be stored in another format.
     known: Mapping[str, Any] = entry["config"] if model_id in entries() else plain(entry["config"])
     architecture = family.architecture(known)
-    return Model(model_id, title(model_id), family, architecture, known, "catalog", entry.get("chat"))
+    return Model(
+        *(model_id, title(model_id), family, architecture, known, "catalog", entry.get("chat")),
+        multimodal=entry.get("vision", {}),
+    )
 
 
 E0810 = Code(

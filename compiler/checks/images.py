@@ -71,7 +71,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     if data.images is None:
         return
     model = facts.model
-    tower = None if model is None else model.family.vision(model.config)
+    tower = None if model is None else model.tower
     if model is not None and tower is None:
         titles = [family.title for family in FAMILIES.values() if type(family).vision is not Family.vision]
         help = f"use a model of {listing(titles)}, or remove data.images" if titles else "remove data.images"

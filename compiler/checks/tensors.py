@@ -5,7 +5,7 @@ too."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 
 from recipec.compiler import catalog
@@ -67,7 +67,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic(error.code, str(error), WHERE, error.help)
         return
     if listed is not None:
-        yield from _tensors(model, *listed)
+        yield from _tensors(model, *listed, facts.model.architecture.vision is not None)
 
 
 W0816 = Code(
@@ -98,11 +98,12 @@ def _against_catalog(model: Model) -> Iterator[Diagnostic]:
         )
 
 
-def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator[Diagnostic]:
+def _tensors(model: Model, place: str, listed: Mapping[str, Listed], seeing: bool) -> Iterator[Diagnostic]:
     """Yield one diagnostic for each kind of fault, with the first tensor and the number of further ones.
 
     Args:
         place: the file or folder that lists the tensors.
+        seeing: whether the recipe trains on pictures, and so reads the vision tower.
     """
     form = format_of(model.family, model.config)
     if form is not None:
@@ -123,9 +124,10 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
         return
     # The tensors' names show whether each expert has its own tensor or all experts share one.
     shapes = {name: tensor.shape for name, tensor in listed.items()}
-    mismatches = faults(
-        model.family, model.family.architecture_of(model.config, shapes), model.config, listed, prefix
-    )
+    architecture = model.family.architecture_of(model.config, shapes)
+    if seeing and (tower := model.family.vision(model.config, shapes)) is not None:
+        architecture = replace(architecture, vision=tower)
+    mismatches = faults(model.family, architecture, model.config, listed, prefix)
     order = [*Kind]
     for kind, members in groupby(
         sorted(mismatches, key=lambda one: order.index(one.kind)), lambda one: one.kind

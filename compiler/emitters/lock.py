@@ -17,6 +17,7 @@ from recipec.compiler.lowering.recorded import to_record
 if TYPE_CHECKING:
     from recipec.compiler.lowering.backend import Backend
     from recipec.compiler.lowering.program import Program
+    from recipec.runtime.model.families import Architecture, Family
 
 
 def compiler_name() -> str:
@@ -36,19 +37,27 @@ def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[B
         "compiler": compiler_name(),
         "name": program.name,
         "recipe": to_record(program.recipe),
-        "model": {"family": program.family.name, "architecture": asdict(program.architecture)},
+        "model": _model(program.family, program.architecture),
         "packages": _packages(program),
         "runtime": runtime.record(),
         "files": {path: digest(content) for path, content in files.items()},
     }
     if program.teacher is not None:
         teacher = program.teacher
-        lock["teacher"] = {"family": teacher.family.name, "architecture": asdict(teacher.architecture)}
+        lock["teacher"] = _model(teacher.family, teacher.architecture)
     if program.accelerator.hosts > 1:
         lock["hosts"] = program.accelerator.hosts
     if backends:
         lock["backends"] = other_backends.packages(program, backends)
     return json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _model(family: Family, architecture: Architecture) -> dict[str, Any]:
+    """Return a model's family and description, which has a vision tower only if the recipe reads pictures."""
+    described = asdict(architecture)
+    if described["vision"] is None:
+        del described["vision"]
+    return {"family": family.name, "architecture": described}
 
 
 def _packages(program: Program) -> dict[str, dict[str, str]]:

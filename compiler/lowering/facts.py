@@ -192,6 +192,8 @@ def gather(recipe: Recipe, source: Path) -> tuple[Facts, list[Diagnostic]]:
     layers = _layers(recipe, model, diagnostics)
     recipe = _within_positions(_targets(recipe, model), model)
     recipe, automatic = _attention(recipe, model, accelerator)
+    if model is not None and recipe.data.images is not None and model.tower is not None:
+        model = replace(model, architecture=replace(model.architecture, vision=model.tower))
     facts = Facts(recipe, source, model, accelerator, serve_accelerator, layers, automatic, teacher)
     return facts, diagnostics
 
@@ -240,7 +242,7 @@ def _attention(
         attention, reason = "dot", "splash is a TPU kernel"
     elif not model.family.flash_attention:
         attention, reason = "dot", "the model uses transformers' own attention"
-    elif recipe.data.images is not None and _sees_both_ways(model):
+    elif recipe.data.images is not None and model.tower is not None and model.tower.both_ways:
         attention, reason = "dot", "the mask follows the pictures, whose tokens see both ways"
     elif recipe.model.dtype != "bfloat16":
         attention, reason = "dot", "splash was compiled for TPUs in bfloat16 alone"
@@ -248,11 +250,6 @@ def _attention(
     if "attention" not in recipe.model.model_fields_set:
         section.model_fields_set.discard("attention")
     return recipe.model_copy(update={"model": section}), {"model.attention": reason}
-
-
-def _sees_both_ways(model: catalog.Model) -> bool:
-    tower = model.family.vision(model.config)
-    return tower is not None and bool(tower.both_ways)
 
 
 def _model(model_id: str, section: str, source: Path, diagnostics: list[Diagnostic]) -> catalog.Model | None:

@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.hardware import Accelerator, generations
 from recipec.compiler.lowering.optimization import hyperparameters, matrices, optimizer, schedule
+from recipec.compiler.lowering.pictures import row_patches
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import warmup_steps
 from recipec.compiler.miniature.fewer_layers import with_layers
@@ -81,6 +82,7 @@ def abstract_step(
     build = _torchax if backend is Backend.TORCHAX else _tunix
     step, (trained, state), base = build(program, layers, replace(settings, lora=lora), mesh, rule)
     batch = abstract_batch(train, settings.data.max_length, settings.mesh.data_parallel, mesh)
+    batch |= abstract_pictures(program, batch["tokens"])
     sizes = Compiled(
         layers=len(layers),
         weights=device_bytes(base) + (device_bytes(trained) if lora is None else 0),
@@ -195,6 +197,29 @@ def abstract_batch(train: Any, length: int, data_parallel: int, mesh: Mesh) -> d
         "loss_mask": jax.ShapeDtypeStruct(shape, jnp.bool_, sharding=rows),
         "norm": jax.ShapeDtypeStruct((), jnp.float32, sharding=whole),
         "index": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
+    }
+
+
+def abstract_pictures(program: Program, tokens: Any) -> dict[str, Any]:
+    """Return the shapes of a micro-batch's pictures; {} without any.
+
+    Args:
+        tokens: of the micro-batch, int32[B, T].
+    """
+    vision, patches = program.architecture.vision, row_patches(program)
+    if vision is None or not patches:
+        return {}
+    rows = tokens.shape[0]
+    shapes = {
+        "patches": ((rows, patches, vision.patch_features), jnp.float32),
+        "patch_images": ((rows, patches), jnp.int32),
+        "patch_positions": ((rows, patches, 2), jnp.int32),
+        "image_features": (tokens.shape, jnp.int32),
+        "image_ids": (tokens.shape, jnp.int32),
+    }
+    return {
+        name: jax.ShapeDtypeStruct(shape, dtype, sharding=tokens.sharding)
+        for name, (shape, dtype) in shapes.items()
     }
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.libtpu import own_profile, profiles
+from recipec.compiler.lowering.pictures import row_patches
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.roofline.rollout import kept_bytes
@@ -49,6 +50,9 @@ smaller last dimension of an array is padded to it."""
 
 CHUNK_LOGITS, LEAST_CHUNKS, SMALL_LOGITS = 256 * 2**20, 8, 32 * 2**20
 """LOGITS_BYTES, LEAST_CHUNKS and SMALL_BYTES of runtime/training/losses.py, which imports JAX."""
+
+TOWER_SCORES = 256 * 2**20
+"""SCORES_BYTES of runtime/model/vision/parts.py, which imports JAX."""
 
 DELTA_CHUNK, MAMBA1_CHUNK = 64, 32
 """CHUNK and MAMBA1_CHUNK of runtime/model/mixers.py: a state is kept for so many tokens."""
@@ -127,7 +131,8 @@ def need(program: Program) -> Need:
     accelerator = program.accelerator
     if accelerator.platform == "cpu":
         return Need(state, state, state, state)
-    total = state + sum(temporaries(program).values()) + code(program)
+    work = max(sum(temporaries(program).values()), tower_bytes(program)) + picture_bytes(program)
+    total = state + work + code(program)
     available = accelerator.hbm_bytes_per_device
     least = max(state, total - EXCESS * available)
     return Need(state, total, total + MARGIN * available, least)
@@ -384,6 +389,31 @@ def temporaries(program: Program) -> dict[str, float]:
         room = available - state_bytes(program) - kept_bytes(program) - code(program) - sum(out.values())
         out["gathered layers"] = max(0.0, min(held.layers, room))
     return out
+
+
+def picture_bytes(program: Program) -> float:
+    """Return the bytes of a micro-batch's patches on one device, which are float32."""
+    vision, patches = program.architecture.vision, row_patches(program)
+    if vision is None:
+        return 0.0
+    return 4.0 * rows(program) * patches * vision.patch_features / program.data_parallel
+
+
+def tower_bytes(program: Program) -> float:
+    """Return the bytes of temporaries on one device while the vision tower computes, before the decoder does;
+    0 without pictures.
+
+    They are the stream and its norm, the inner features of a feed-forward block, the scores of a piece of the
+    queries as logits and as weights, and a layer's gathered matrices.
+    """
+    vision, patches = program.architecture.vision, row_patches(program)
+    if vision is None or not patches:
+        return 0.0
+    axes, size = program.recipe.mesh.axes, BYTES[program.recipe.model.dtype]
+    on_device = rows(program) * patches / program.data_parallel
+    features = 6.0 * vision.hidden_size + 2.0 * vision.intermediate_size / axes.get("tp", 1)
+    matrices = sum(float(math.prod(parameter.shape)) for parameter in vision.parameters())
+    return size * (on_device * features + 2.0 * matrices / vision.num_layers) + 2.0 * TOWER_SCORES
 
 
 def _ahead(program: Program, activations: dict[str, float], held: Weights) -> dict[str, float]:

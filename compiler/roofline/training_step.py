@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from recipec.compiler.lowering.pictures import row_patches
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.runtime_settings import attention_block
 from recipec.compiler.lowering.sizes import BYTES, beside_bytes
@@ -20,6 +21,7 @@ from recipec.compiler.wording import split_layer
 from recipec.runtime.model.adapters import arrays_of
 from recipec.runtime.model.families import Architecture
 from recipec.runtime.model.families.base import CHUNKED, EXPERTS, Parameter, matrices
+from recipec.runtime.model.families.vision import PATH as VISION
 from recipec.runtime.model.partition_rules import resolved, shards
 from recipec.runtime.training.objectives import OBJECTIVES, compares
 from recipec.spec.language import Train
@@ -102,6 +104,8 @@ def shapes(program: Program, row_length: int) -> Shapes:
         # The model does not read arrays without sources, so they are in no product.
         if not multiplies(parameter) or not parameter.sources or path in LOOKED_UP or path.startswith(HEAD):
             continue
+        if path.startswith(f"{VISION}."):
+            continue  # no token goes through the tower
         size = float(math.prod(parameter.shape))
         if number is None:
             outside += size
@@ -221,7 +225,7 @@ def bound(program: Program, row_length: int) -> Bound:
     accelerator, model = program.accelerator, shapes(program, row_length)
     tokens = rows(program) * row_length
     flops = _least_flops(program, model, row_length) * tokens
-    flops += teacher_flops(program, row_length) * tokens
+    flops += teacher_flops(program, row_length) * tokens + tower_flops(program)
     seconds = flops / accelerator.devices / accelerator.peak_flops_per_device
     return Bound(seconds, state_bytes(program) + kept_bytes(program, model, row_length))
 
@@ -264,7 +268,25 @@ def model_flops(program: Program, tokens: float) -> float:
         flops += forward * (FORWARD * layer.weights + 2 * product)
         if number >= model.first_trained:
             flops += BACKWARD * layer.weights + 2 * layer.trained + 4 * product
-    return (flops + teacher_flops(program, length)) * tokens
+    return (flops + teacher_flops(program, length)) * tokens + tower_flops(program)
+
+
+def tower_flops(program: Program) -> float:
+    """Return the FLOPs of a micro-batch's pictures in the vision tower, which has a forward pass alone; 0
+    without pictures.
+
+    Each patch is multiplied with all matrices of the tower. It sees the patches of its picture, or of its row
+    where pictures differ in size.
+    """
+    vision, patches = program.architecture.vision, row_patches(program)
+    if vision is None or not patches:
+        return 0.0
+    matrices = sum(
+        float(math.prod(parameter.shape)) for parameter in vision.parameters() if multiplies(parameter)
+    )
+    seen = vision.patches or patches
+    attended = 2.0 * vision.num_layers * vision.hidden_size * seen
+    return FORWARD * rows(program) * patches * (matrices + attended)
 
 
 def teacher_flops(program: Program, length: int) -> float:

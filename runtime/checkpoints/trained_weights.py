@@ -408,6 +408,9 @@ def check_model(record: Mapping[str, Any], base: HFCheckpoint, option: str = "--
             "transformers does not tie the two either: set tie_word_embeddings to false in "
             f"{base.name}/{CONFIG}, and build the recipe with that folder as model.id",
         )
+    if base.architecture.vision is None:
+        # Only the language model was opened: a merge copies the tower's tensors.
+        opened.pop("vision")
     for key in sorted(trained.keys() & opened.keys()):
         if trained[key] != opened[key]:
             raise UserError(
@@ -418,11 +421,15 @@ def check_model(record: Mapping[str, Any], base: HFCheckpoint, option: str = "--
 
 
 def _without_layout(architecture: dict[str, Any]) -> dict[str, Any]:
-    """Return an architecture without the layout of its experts, in which copies of the same model differ."""
-    experts = architecture.get("experts")
-    if not isinstance(experts, dict):
-        return architecture
-    return architecture | {"experts": {key: value for key, value in experts.items() if key != "tensors"}}
+    """Return an architecture without the names of its experts' and its tower's tensors, in which copies of
+    the same model differ."""
+    apart = {"experts": "tensors", "vision": "prefixes"}
+    parts = {
+        part: {key: value for key, value in section.items() if key != name}
+        for part, name in apart.items()
+        if isinstance(section := architecture.get(part), dict)
+    }
+    return architecture | parts
 
 
 def _recorded_adapters(base: HFCheckpoint, settings: LoraSettings) -> list[Adapter]:

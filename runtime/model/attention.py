@@ -61,12 +61,16 @@ class Scoring:
         sinks: [N], for each query head an extra score without a value; None for none.
         chunk: how many tokens of a segment belong together, from its first one: tokens see only tokens of
             their own chunk; None for whole segments.
+        both_ways: whether the tokens of one picture see each other, whatever their order.
+        within_window: whether they do so only within the window.
     """
 
     window: int | None = None
     softcap: float | None = None
     sinks: jax.Array | None = None
     chunk: int | None = None
+    both_ways: bool = False
+    within_window: bool = False
 
 
 def attend(
@@ -103,11 +107,27 @@ def visible(mask: jax.Array, batch: Batch, scoring: Scoring) -> jax.Array:
         if chunk is not None:
             parts = chunks(batch.segment_ids, batch.positions, chunk)
             mask = mask & (parts[:, :, None] == parts[:, None, :])
+        if batch.image_ids is not None and scoring.both_ways:
+            mask = mask | of_one_picture(batch.image_ids, window if scoring.within_window else None)
         return mask
     queries, keys = batch.positions[:, :, None], batch.key_positions[:, None]
     if window is not None:
         mask = mask & (queries - keys < window)
     return mask if chunk is None else mask & (queries // chunk == keys // chunk)
+
+
+def of_one_picture(image_ids: jax.Array, window: int | None) -> jax.Array:
+    """Return bool[B, T, T], which tokens stand for the same picture.
+
+    Args:
+        image_ids: int32[B, T], from 1 in each row; 0 for text.
+        window: a token does not see those so many tokens before it; None for any distance.
+    """
+    same = (image_ids[:, :, None] == image_ids[:, None, :]) & (image_ids > 0)[:, :, None]
+    if window is None:
+        return same
+    place = jnp.arange(image_ids.shape[1])
+    return same & (place[:, None] - place[None, :] < window)
 
 
 def attend_by_scores(

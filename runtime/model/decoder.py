@@ -6,6 +6,7 @@ A DecoderArchitecture chooses its parts. decode.py generates text with it, one t
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from .layers import (
     Config,
     Einsum,
     Embedder,
+    Images,
     Normalization,
     named,
     scaled,
@@ -36,6 +38,7 @@ from .noise import with_noise
 from .remat import OF_LAYERS
 from .rope import rotate, sin_cos
 from .sharding import constrain
+from .vision import tower
 
 Turn = tuple[jax.Array, jax.Array]
 """Sines and cosines of a batch's positions."""
@@ -105,6 +108,8 @@ class Attention(Block):
         chunked = a.layer_types[self.layer] == CHUNKED and window is not None and window < k.shape[1]
         sinks = None if self.sinks is None else self.sinks.get_value()
         scoring = Scoring(window, a.score_softcap, sinks, window if chunked else None)
+        if (vision := a.vision) is not None and a.layer_types[self.layer] in vision.both_ways:
+            scoring = replace(scoring, both_ways=True, within_window=vision.within_window)
         out = attend(q, k, v, batch, a.attention_scale, scoring)
         if gate is not None:
             out = out * jax.nn.sigmoid(gate)
@@ -318,17 +323,22 @@ class Decoder(nnx.Module):
         if not a.tied:
             bias = int("head" in a.biases)
             self.lm_head = Einsum("BTD,DV->BTV", (a.hidden_size, a.vocab_size), dtype, bias=bias)
+        if a.vision is not None:
+            self.vision = tower(config)
 
-    def __call__(self, tokens: jax.Array, batch: Batch) -> jax.Array:
+    def __call__(self, tokens: jax.Array, batch: Batch, images: Images | None = None) -> jax.Array:
         """Return [B, T, D], the hidden states after the final norm, of which forward.Head makes logits.
 
         Args:
             tokens: int32[B, T].
+            images: pictures among the tokens; None for text alone.
         """
         a = self.config.architecture
         x = with_noise(self.embedder.encode(tokens))
         if a.embedding_scale != 1:
             x = x * jnp.asarray(a.embedding_scale, x.dtype)
+        if images is not None:
+            x = self.with_pictures(x, images)
         own = self.embedder.encode_layers(tokens, x) if a.per_layer_input else None
         turned = {kind: (rope, a.turned_dim(kind)) for kind, rope in a.ropes}
         turns = {
@@ -341,3 +351,14 @@ class Decoder(nnx.Module):
             kv = lent[a.kv_layer(i)] if a.shares_kv(i) else None
             x, lent[i] = layer(x, batch, turn, None if own is None else own[:, :, i], kv)
         return self.final_norm(x)
+
+    def with_pictures(self, x: jax.Array, images: Images) -> jax.Array:
+        """Return embeddings [B, T, D], with features of pictures in the places of their tokens.
+
+        The tower is not trained, so that no gradient of it is computed, and nothing of it is kept.
+        """
+        features = self.vision(images.patches, images.patch_images, images.patch_positions)
+        features = jax.lax.stop_gradient(features[0]).astype(x.dtype)
+        index = images.image_features[..., None]
+        chosen = jnp.take_along_axis(features, jnp.maximum(index, 0), axis=1)
+        return constrain(jnp.where(index >= 0, chosen, x), STREAM)

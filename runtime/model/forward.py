@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from .attention import collect, deal
 from .decoder import Decoder
 from .families import Architecture, Family
 from .families.base import Spec
-from .layers import Batch
+from .layers import Batch, Images
 from .quantize import rounded_operands, rounding
 from .trained import trained_rows
 
@@ -97,11 +97,18 @@ class Forward:
     Attributes:
         family, architecture: of the model.
         settings: of the recipe.
+        images: the pictures of the batch that is computed, None for none.
     """
 
     family: Family
     architecture: Architecture
     settings: ModelSettings
+    images: Images | None = None
+
+    def of(self, batch: Mapping[str, Any]) -> Forward:
+        """Return how a micro-batch is computed, with its pictures."""
+        images = Images.of(batch)
+        return self if images is None else replace(self, images=images)
 
     @property
     def dealt(self) -> bool:
@@ -135,14 +142,17 @@ class Forward:
 
     def batch(self, positions: jax.Array, segment_ids: jax.Array) -> Batch:
         """Return what layers read of a batch; the arguments are those of `hidden`."""
+        batch = Batch.of(positions, segment_ids)
         if self.dealt:
-            return Batch(positions, segment_ids, None, self.settings.attention_block)
-        return Batch.of(positions, segment_ids)
+            batch = Batch(positions, segment_ids, None, self.settings.attention_block)
+        if (images := self.images) is None:
+            return batch
+        return replace(batch, image_ids=images.image_ids, rotary_positions=images.rotary_positions)
 
     def computed(self, model: Decoder, tokens: jax.Array, batch: Batch) -> jax.Array:
         """Return [B, T, D], the hidden states of int32[B, T], with the recipe's rounding."""
         with rounding(self.settings.qat):
-            out: jax.Array = model(tokens, batch)
+            out: jax.Array = model(tokens, batch, self.images)
         return out
 
     def head(self, model: Decoder) -> Head:

@@ -5,8 +5,8 @@ Modules have Hugging Face's names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,7 @@ class Config:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("positions", "segment_ids", "mask", "key_positions"),
+    data_fields=("positions", "segment_ids", "mask", "key_positions", "image_ids", "rotary_positions"),
     meta_fields=("attention_block", "cache", "longest"),
 )
 @dataclass(frozen=True)
@@ -67,6 +67,10 @@ class Batch:
         cache: what layers keep of earlier tokens while text is generated; None for whole rows.
         longest: the number of positions by which rotary embeddings choose their frequencies (rope.sin_cos);
             None for those of this batch.
+        image_ids: int32[B, T], which picture of its row each token stands for, from 1; 0 for text. None for a
+            batch without pictures.
+        rotary_positions: int32[B, T, 3], by which rotary embeddings turn in models that turn by time, row and
+            column; None for `positions`.
     """
 
     positions: jax.Array
@@ -76,11 +80,50 @@ class Batch:
     key_positions: jax.Array | None = None
     cache: Cache | None = None
     longest: int | None = None
+    image_ids: jax.Array | None = None
+    rotary_positions: jax.Array | None = None
 
     @classmethod
     def of(cls, positions: jax.Array, segment_ids: jax.Array) -> Batch:
         """Return a batch for attention that computes all scores."""
         return cls(positions, segment_ids, attention_mask(segment_ids))
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=(
+        *("patches", "patch_images", "patch_positions"),
+        *("image_features", "image_ids", "rotary_positions"),
+    ),
+    meta_fields=(),
+)
+@dataclass(frozen=True)
+class Images:
+    """The pictures of a micro-batch.
+
+    Attributes:
+        patches: float32[B, P, F], the pictures of each row, patch by patch. The values of a patch are in the
+            order of the tower's first weight.
+        patch_images: int32[B, P], the picture of its row that a patch belongs to, from 1; 0 for padding.
+        patch_positions: int32[B, P, 2], row and column of a patch in its picture.
+        image_features: int32[B, T], which of its row's features takes the place of a token's embedding; -1
+            for text. The tower makes the features in the order of the patches.
+        image_ids, rotary_positions: as in `Batch`.
+    """
+
+    patches: jax.Array
+    patch_images: jax.Array
+    patch_positions: jax.Array
+    image_features: jax.Array
+    image_ids: jax.Array
+    rotary_positions: jax.Array | None = None
+
+    @classmethod
+    def of(cls, batch: Mapping[str, Any]) -> Images | None:
+        """Return the pictures of a micro-batch by name, None if the recipe has none."""
+        if "patches" not in batch:
+            return None
+        return cls(**{field.name: batch.get(field.name) for field in fields(cls)})
 
 
 def attention_mask(segment_ids: jax.Array) -> jax.Array:

@@ -102,6 +102,8 @@ def abstract_model(
     """
     if settings.attention == "splash" and not family.flash_attention:
         raise UserError(f"{family.name} has no splash attention here", "set model.attention to dot")
+    if settings.attention == "splash" and architecture.vision is not None and architecture.vision.both_ways:
+        raise UserError("splash attention has no mask of pictures", "set model.attention to dot")
     parameters = resolved(family.parameters(architecture), rules, axes)
     if settings.trainable_modules:
         parameters = train_only(parameters, settings.trainable_modules)

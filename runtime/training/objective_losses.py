@@ -61,7 +61,7 @@ def micro_batch_loss(
         before: the teacher, or the model that training starts from; None where it is the model without its
             adapters, or where the objective does not use it.
     """
-    provider = built.provider
+    provider, forward = built.provider, built.forward.of(inputs)
 
     def reference(ask: Ask) -> Any:
         if built.teacher is not None:
@@ -69,14 +69,14 @@ def micro_batch_loss(
                 return ask(built.teacher.forward, before)
         as_before = nullcontext() if provider is None else before_training(provider, before is not None)
         with as_before, _uncollected(built):
-            return ask(built.forward, model if before is None else before)
+            return ask(forward, model if before is None else before)
 
     def still(ask: Ask) -> Any:
         graph, state = nnx.split(model)
         with _uncollected(built):
-            return ask(built.forward, nnx.merge(graph, jax.lax.stop_gradient(state)))
+            return ask(forward, nnx.merge(graph, jax.lax.stop_gradient(state)))
 
-    return objective_loss(settings, built.forward, model, (reference, still), inputs)
+    return objective_loss(settings, forward, model, (reference, still), inputs)
 
 
 def _uncollected(built: Built) -> AbstractContextManager[None]:

@@ -279,6 +279,8 @@ def begin(
         jax.config.update("jax_default_matmul_precision", "highest")
     base_folder = locate_model(settings.model, arguments.model)
     base = HFCheckpoint.open(base_folder).grown(settings.model.vocab_size)
+    if settings.data.images is not None:
+        base = base.seeing()
     base.verify()
     check_model(read_record(artifact), base)
     if base.dequantized:

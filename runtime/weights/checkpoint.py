@@ -155,6 +155,22 @@ class HFCheckpoint:
             return self
         return grown(self, rows)
 
+    def seeing(self) -> HFCheckpoint:
+        """Return the checkpoint with its vision tower among the arrays of its model.
+
+        Raises:
+            UserError: when it has none that is computed here.
+        """
+        seeing = _described(
+            self.store, lambda: self.family.seeing(self.architecture, self.config, self.tensors)
+        )
+        if seeing is None:
+            raise UserError(
+                f"{self.name}: its config.json describes no vision tower that is computed here",
+                "the recipe has data.images: give the multimodal checkpoint of its model.id",
+            )
+        return replace(self, architecture=seeing)
+
     @property
     def name(self) -> str:
         """Return its name for messages: its folder, or its address."""

@@ -111,6 +111,13 @@ def test_bound_counts_the_fused_backward_kernel_for_large_blocks() -> None:
     assert one.seconds < two.seconds
 
 
+def test_the_scores_of_a_vision_tower_are_those_of_the_runtime() -> None:
+    from recipec.compiler.roofline.step_estimate import TOWER_SCORES
+    from recipec.runtime.model.vision import parts
+
+    assert parts.SCORES_BYTES == TOWER_SCORES
+
+
 def test_bound_is_below_the_estimate_of_the_60_layer_flagship() -> None:
     """Compare with 60 layers extrapolated from 6 and 12: 1.149 s, 0.145 s of kernels and 72.5 GiB."""
     least = bound(program("gemma4-31b-v5p8"), 3072)

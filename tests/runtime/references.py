@@ -21,7 +21,7 @@ from recipec.runtime.model.initial import path_hash
 from recipec.runtime.model.lora import random_bits, row_salts
 from recipec.runtime.sections import Log
 from recipec.runtime.training.optimizers import faster_b
-from tests.runtime import training
+from tests.runtime import pictured, training
 
 CLIP = 0.5
 """The clipping norm of the training runs, which every gradient norm exceeds."""
@@ -35,6 +35,8 @@ def reference_logits(model: Any, one: dict[str, np.ndarray]) -> Any:
 def reference(model: Any, one: dict[str, np.ndarray], **options: Any) -> Any:
     """Return the output of transformers' model for right-padded rows."""
     tensors = {name: torch.tensor(value).long() for name, value in one.items() if value.ndim == 2}
+    if "patches" in one:
+        options |= pictured.arguments(one)
     return model(
         input_ids=tensors["tokens"],
         attention_mask=(tensors["segment_ids"] > 0).long(),
@@ -90,7 +92,7 @@ def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
 
 
 LORA = ("init", "kind", "loraplus_lr_ratio", "rank_pattern", "rslora", "start_from")
-LORA += ("quantization", "modules_to_save", "trainable_tokens", "vocab_size", "qat")
+LORA += ("quantization", "modules_to_save", "trainable_tokens", "vocab_size", "qat", "images")
 """Fields of LoraSettings that `twenty_steps` takes, and that the model takes. If `qat` is given, the
 reference rounds by itself."""
 NF4 = [

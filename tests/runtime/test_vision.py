@@ -1,11 +1,10 @@
-"""Vision towers against transformers: features from pixels."""
+"""Pictures in the model against transformers: features, logits and training steps."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,16 +15,13 @@ from recipec.runtime.model.loading import variables_of
 from recipec.runtime.model.vision import parts, tower
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import vision_checkpoints
+from tests.runtime import pictured, references, training
+from tests.runtime.built_models import randomize
+
+pytestmark = pytest.mark.usefixtures("highest")
 
 LIMIT = 1e-5
 """Relative to the largest feature: the float32 noise of either library."""
-
-
-def patches_of(pixels: np.ndarray, size: int) -> np.ndarray:
-    """Return [N, patches, channels * size * size] of pixels [N, channels, height, width], row by row."""
-    count, channels, height, width = pixels.shape
-    cut = pixels.reshape(count, channels, height // size, size, width // size, size)
-    return cut.transpose(0, 2, 4, 1, 3, 5).reshape(count, -1, channels * size * size)
 
 
 def tower_of(folder: Path) -> Any:
@@ -48,12 +44,62 @@ def test_gemma3_features_equal_transformers(tmp_path: Path, monkeypatch: pytest.
     pixels = np.random.default_rng(0).standard_normal((4, 3, 24, 24)).astype(np.float32)
     with torch.no_grad():
         expected = model.get_image_features(torch.tensor(pixels)).pooler_output.numpy()
-    patches = patches_of(pixels, 4).reshape(2, 72, 48)
+    patches = pictured.patches_of(pixels).reshape(2, 72, 48)
     module = tower_of(tmp_path / "base")
-    with jax.default_matmul_precision("highest"):
-        whole = module(patches, None, None)
-        monkeypatch.setattr(parts, "SCORES_BYTES", 20_000)
-        in_pieces = module(patches, None, None)
+    whole = module(patches, None, None)
+    monkeypatch.setattr(parts, "SCORES_BYTES", 20_000)
+    in_pieces = module(patches, None, None)
     for features in (whole, in_pieces):
         difference = np.abs(np.asarray(features[0]).reshape(expected.shape) - expected).max()
         assert difference <= LIMIT * np.abs(expected).max()
+
+
+AXES = {"fsdp": 4, "tp": 2}
+
+
+def test_logits_of_rows_with_pictures_equal_transformers_alone_and_packed(tmp_path: Path) -> None:
+    """Compare rows of one sample with transformers, and the same samples packed with themselves alone."""
+    model = vision_checkpoints.make_gemma3(tmp_path)
+    mesh, built = training.build(tmp_path, AXES, remat="none", images=True)
+    randomize(built)
+    for adapter in built.adapters:
+        _add(model, adapter, training.adapters(built))
+    one = pictured.batch(0)
+    with torch.no_grad():
+        expected = references.reference_logits(model, one).numpy()
+    found = training.logits(built, mesh, one)
+    real = one["segment_ids"] > 0
+    size = np.abs(expected[real]).max()
+    assert np.abs(found - expected)[real].max() <= LIMIT * size
+    blind = training.logits(built, mesh, {**one, "patches": np.zeros_like(one["patches"])})
+    assert np.abs(blind - expected)[real].max() > 0.1 * size, "pictures change the logits"
+
+    random = np.random.default_rng(1)
+    samples = [
+        (*pictured.row(random, count, 26), pictured.pictures(random, count)) for count in (1, 0, 2, 1) * 4
+    ]
+    pairs = [samples[i : i + 2] for i in range(0, 16, 2)]
+    packed = training.logits(built, mesh, pictured.filled(pairs, 52, 3))
+    for half in (0, 1):
+        alone = training.logits(built, mesh, pictured.filled([[pair[half]] for pair in pairs], 52, 3))
+        part = packed[:, 26 * half : 26 * (half + 1)]
+        assert np.abs(part - alone[:, :26]).max() <= LIMIT * size
+
+
+def _add(model: Any, adapter: Any, arrays: dict[str, np.ndarray]) -> None:
+    """Add an adapter's delta to the weight of transformers' model."""
+    a, b = adapter.to_peft(*(arrays[path] for path, *_ in adapter.arrays))
+    module = model.model.language_model.get_submodule(adapter.name)
+    with torch.no_grad():
+        module.weight.add_(torch.tensor(adapter.scale * b @ a))
+
+
+def test_twenty_steps_with_pictures_match_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = vision_checkpoints.make_gemma3(tmp_path / "base")
+    monkeypatch.setattr(training, "batch", pictured.batch)
+    alike = references.twenty_steps(tmp_path / "base", model, AXES, tmp_path / "run", images=True)
+    print(f"\n{alike}")
+    assert alike.losses <= LIMIT * alike.of_loss
+    assert alike.gradients <= 1e-4
+    assert alike.parameters <= 0.02 * alike.moved
+    assert alike.moved > 5e-3

@@ -86,11 +86,13 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
 
     Args:
         options: dtype, quantization, quantized_matmul, remat, only, qat, rules, seed and vocab_size of the
-            model; full for one without LoRA;
+            model; images for one with its vision tower; full for one without LoRA;
             its dtype as lora_dtype; and LoraSettings' other fields. If adapters start from the base's
             weights, also the folder of their initial values, which are computed if the folder has none.
     """
     base = HFCheckpoint.open(directory).grown(options.pop("vocab_size", None))
+    if options.pop("images", False):
+        base = base.seeing()
     mesh = start_mesh(MeshSettings("cpu", math.prod(axes.values()), axes))
     settings = ModelSettings(
         id=str(directory),
@@ -221,7 +223,8 @@ def logits(built: Any, mesh: Any, one: Mapping[str, np.ndarray]) -> np.ndarray:
     @jax.jit
     def forward(state: Any, inputs: Any) -> Any:
         names = ("tokens", "positions", "segment_ids")
-        return built.forward.logits(nnx.merge(graph, state), *(inputs[name] for name in names))
+        forward = built.forward.of(inputs)
+        return forward.logits(nnx.merge(graph, state), *(inputs[name] for name in names))
 
     graph, state = nnx.split(built.model)
     with mesh:
