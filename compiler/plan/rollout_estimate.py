@@ -5,7 +5,7 @@ each pass of a loop. A pass reads
 
 - the weights: a part that tp splits is read where it is. What fsdp splits is gathered over the links, written
   to memory and read again, in every pass;
-- the cache: all slots of all rows, those that are still empty too;
+- the cache: the filled slots of all rows, rounded up, and in layers with a window only those of the window;
 - and sums activations over tp: after the embedding, and twice in each layer.
 
 The loop runs until the longest completion has ended, so its passes are at most max_completion_length. Times
@@ -29,15 +29,17 @@ from recipec.compiler.plan.torus import Torus, between_slices
 from recipec.compiler.roofline.rollout import (
     axes_of,
     cache_bytes,
+    cache_read_bytes,
     differs,
     rollout_need,
+    slots_read,
     weights_bytes,
     with_layout,
 )
 from recipec.compiler.roofline.training_step import LOOKED_UP, STORED, model_flops, multiplies, shapes
 from recipec.runtime.model.adapters import arrays_of
 from recipec.runtime.model.families.base import EXPERTS, Parameter, arrays, matrices
-from recipec.runtime.model.partition_rules import data_parallel, shards
+from recipec.runtime.model.partition_rules import data_parallel, rows_at_once, shards
 from recipec.runtime.training.objectives import compares
 
 SPLIT = ("tp", "ep")
@@ -78,8 +80,8 @@ def generation(program: Program) -> Generation | None:
 
 def _at_once(program: Program, axes: Mapping[str, int]) -> int:
     """Return the completions that are generated at once: a multiple of the devices that split rows."""
-    total, parts = program.recipe.train.global_batch_size, data_parallel(axes)
-    return -(-min(total, program.recipe.rollout.rows or total) // parts) * parts
+    recipe = program.recipe
+    return rows_at_once(recipe.train.global_batch_size, recipe.rollout.rows, axes)
 
 
 def _pass(program: Program, axes: Mapping[str, int], tokens: int) -> Pass:
@@ -91,12 +93,13 @@ def _pass(program: Program, axes: Mapping[str, int], tokens: int) -> Pass:
     speed, tp = rates.reached(accelerator.generation), axes.get("tp", 1)
     here = _at_once(program, axes) / data_parallel(axes)
     read, gathered = _weights(program, axes, here * tokens)
-    slots, length = recipe.data.max_length, tokens if tokens > 1 else recipe.data.max_length
-    cache = cache_bytes(program, axes) * (tokens / slots if tokens > 1 else 1)
+    cache = cache_read_bytes(program, axes)
+    if tokens > 1:
+        cache = cache_bytes(program, axes) * tokens / recipe.data.max_length
     model = shapes(program, max(tokens, 2))
     flops = here * 2 * model.head / tp
-    for layer in model.layers:
-        pairs = layer.pairs if tokens > 1 else length
+    for number, layer in enumerate(model.layers):
+        pairs = layer.pairs if tokens > 1 else slots_read(program, number)
         flops += here * (2 * layer.weights * tokens + 4 * layer.attended * pairs) / tp
     summed = here * tokens * a.hidden_size * ACTIVATION_BYTES if tp > 1 else 0.0
     sums = SUMS * a.num_layers + 1

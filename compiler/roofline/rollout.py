@@ -25,6 +25,7 @@ from recipec.compiler.roofline.training_step import STORED, state_bytes
 from recipec.compiler.wording import mesh_axes
 from recipec.runtime.model.families.base import arrays, matrices
 from recipec.runtime.model.partition_rules import DATA, shards
+from recipec.runtime.model.slots_read import mean_read
 from recipec.spec.language import Rollout
 
 MARGIN = 0.1
@@ -100,17 +101,35 @@ def weights_bytes(program: Program, axes: Mapping[str, int]) -> float:
 
 def cache_bytes(program: Program, axes: Mapping[str, int]) -> float:
     """Return the bytes of keys and values on one device. Heads that tp does not divide are on each device."""
+    return sum(_kept(program, axes).values()) * program.recipe.data.max_length
+
+
+def cache_read_bytes(program: Program, axes: Mapping[str, int]) -> float:
+    """Return the bytes of keys and values that a device reads in a pass of one token, on average."""
+    return sum(size * slots_read(program, layer) for layer, size in _kept(program, axes).items())
+
+
+def slots_read(program: Program, layer: int) -> float:
+    """Return the slots of a row that a layer's attention reads in a pass of one token, on average."""
+    grpo, window = program.recipe.train.grpo, getattr(program.architecture, "window", None)
+    assert grpo is not None
+    reach = window(layer) if window else None
+    return mean_read(grpo.max_prompt_length, program.recipe.data.max_length, reach)
+
+
+def _kept(program: Program, axes: Mapping[str, int]) -> dict[int, float]:
+    """Return the bytes of keys and values of one slot of all rows on a device, by layer with attention."""
     a, tp = program.architecture, axes.get("tp", 1)
-    latent = getattr(a, "latent", None)
-    numbers = 0.0
+    latent, out = getattr(a, "latent", None), {}
     for layer in filter(a.scores, range(a.num_layers)):
         if latent is not None:
             heads, size = a.heads(layer), latent.plain + latent.turned + latent.values
         else:
             own = getattr(a, "layer_head_dim", None)
             heads, size = a.kv_heads(layer), 2 * (own(layer) if own else a.head_dim)
-        numbers += heads * size / (1 if heads % tp else tp)
-    return _rows(program, axes) * program.recipe.data.max_length * numbers * BYTES[program.recipe.model.dtype]
+        numbers = heads * size / (1 if heads % tp else tp)
+        out[layer] = _rows(program, axes) * numbers * BYTES[program.recipe.model.dtype]
+    return out
 
 
 def _rows(program: Program, axes: Mapping[str, int]) -> float:

@@ -13,7 +13,7 @@ keys and values are gathered. Attention from all scores has the row's own order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -88,6 +88,15 @@ def attend(
     Returns:
         [B, T, N, H] in q's dtype, with the values' width.
     """
+    if batch.mask is not None and batch.cache is not None and batch.key_positions is not None:
+
+        def compute(k: jax.Array, v: jax.Array, mask: jax.Array, positions: jax.Array) -> jax.Array:
+            mask = visible(mask, replace(batch, key_positions=positions), scoring)
+            return attend_by_scores(q, k, v, mask, scale, scoring)
+
+        reach = min((size for size in (scoring.window, scoring.chunk) if size is not None), default=None)
+        arrays = (k, 1), (v, 1), (batch.mask, 2), (batch.key_positions, 1)
+        return batch.cache.with_filled(reach, compute, *arrays)
     if batch.mask is not None:
         return attend_by_scores(q, k, v, visible(batch.mask, batch, scoring), scale, scoring)
     q = q if scale == 1 else q * scale

@@ -3,9 +3,10 @@
 One pass over the prompts fills the cache (prefill). A loop then computes one token of each row at a time,
 until all rows have ended. `jit_generate` makes one program of both. With `Stepwise` the loop stops after any
 number of tokens, and continues later, so that a caller reads tokens while the rest is generated. The layers
-are the decoder's own; cache.py holds what they keep. A row has P slots for its prompt, padded on either side,
+are the decoder's own; cache.py holds what they keep. A row has P slots for its prompt, padded on the left,
 and then C slots for its completion. Rows differ in the positions of their slots. The loop takes as many
-passes as the longest completion has tokens.
+passes as the longest completion has tokens. A pass reads the slots that are filled, and in layers with a
+window only those of the window.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..errors import UserError
-from .attention import collect, deal
+from .attention import collect, deal, token_devices
 from .cache import FREE, Cache
 from .forward import Forward
 from .layers import Batch
@@ -232,7 +233,8 @@ def _continued(
     def step(state: Decoding) -> Decoding:
         place = rows.lengths + state.count - 1
         first = prompt_slots + state.count - 1
-        cache = Cache(rows.slots, first, jnp.zeros_like(rows.lengths), state.entries)
+        last = jnp.zeros_like(rows.lengths)
+        cache = Cache(rows.slots, first, last, state.entries, prompt_slots, _ordered(forward))
         batch = Batch(
             place[:, None],
             jnp.ones_like(place)[:, None],
@@ -250,6 +252,11 @@ def _continued(
     return further
 
 
+def _ordered(forward: Forward) -> bool:
+    """Return whether neighboring tokens of a row have neighboring slots."""
+    return not forward.dealt or token_devices() == 1
+
+
 def _resolved(forward: Forward, generation: Generation, slots: int) -> Generation:
     """Return what is generated with `longest` set, for rows of so many slots."""
     longest = generation.longest or slots
@@ -262,7 +269,12 @@ def _prefill(forward: Forward, model: Any, prompts: Prompts, generation: Generat
     tokens, segment_ids = prompts["tokens"], prompts["segment_ids"]
     (count, width), real = tokens.shape, segment_ids > 0
     lengths = real.sum(1, dtype=jnp.int32)
-    last = jnp.where(real, jnp.arange(width, dtype=jnp.int32), -1).max(1)
+    places = jnp.arange(width, dtype=jnp.int32)
+    beyond = jnp.where(real, places, -1).max(1, keepdims=True) + 1
+    tokens, segment_ids = (
+        jnp.take_along_axis(array, (places + beyond) % width, axis=1) for array in (tokens, segment_ids)
+    )  # now padded on the left: the latest tokens of all rows have the same slots
+    real, last = segment_ids > 0, jnp.where(lengths > 0, width - 1, -1)
     positions = jnp.maximum(jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1, 0)
     ordered = (tokens, positions, segment_ids)
     if forward.dealt:

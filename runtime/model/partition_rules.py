@@ -134,6 +134,18 @@ def row_axes(rows: int, axes: Mapping[str, int]) -> str | tuple[str, ...] | None
     return names if len(names) > 1 else names[0]
 
 
+def rows_at_once(rows: int, most: int | None, axes: Mapping[str, int]) -> int:
+    """Return the completions that are generated at once: a multiple of the devices that split rows.
+
+    Args:
+        rows: completions of a batch.
+        most: `rollout.rows`.
+        axes: size of each mesh axis of the rollouts.
+    """
+    parts = data_parallel(axes)
+    return -(-min(rows, most or rows) // parts) * parts
+
+
 PIECE = 128
 """A piece of a row that is dealt to devices is a multiple of this many tokens: the smallest block of splash
 attention."""

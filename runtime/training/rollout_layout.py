@@ -60,6 +60,11 @@ class RolloutLayout:
 
         Arrays that have it already are not copied.
         """
+        placed: nnx.State = jax.device_put(state, self.shardings(state))
+        return placed
+
+    def shardings(self, state: nnx.State) -> nnx.State:
+        """Return the sharding of each array of a part of the model in this layout."""
         leaves, tree = jax.tree.flatten(state)
         specs = [
             self._specs[".".join(map(str, path))]
@@ -70,8 +75,8 @@ class RolloutLayout:
             named(self.mesh, divisible(leaf.shape, spec, self.mesh.shape))
             for leaf, spec in zip(leaves, specs, strict=True)
         ]
-        placed: nnx.State = jax.tree.unflatten(tree, jax.device_put(leaves, layout))
-        return placed
+        shardings: nnx.State = jax.tree.unflatten(tree, layout)
+        return shardings
 
     def jit_generate(
         self, merge: Callable[[Any, Any], Any], generation: Generation

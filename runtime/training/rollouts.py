@@ -30,7 +30,7 @@ from ..hosts.single import SINGLE, SingleProcess
 from ..model.decode import Completions, Generation, right_padded
 from ..model.forward import Forward
 from ..model.loading import Built
-from ..model.partition_rules import Rule, data_parallel
+from ..model.partition_rules import Rule, rows_at_once
 from ..model.sampling import Sampling, salts_of
 from ..model.sharding import Rows
 from ..reinforcement.advantages import (
@@ -87,8 +87,7 @@ class Generator:
     ) -> None:
         self._trainer, self._mesh, self._rules, self._generation = trainer, mesh, rules, generation
         self._axes = dict(rollout.axes or mesh.shape)
-        parts = data_parallel(self._axes)
-        self._rows = -(-min(rows, rollout.rows or rows) // parts) * parts
+        self._rows = rows_at_once(rows, rollout.rows, self._axes)
         self._programs: dict[int, tuple[RolloutLayout, Callable[..., Completions]]] = {}
         self._base: Any = None
 

@@ -18,6 +18,7 @@ import transformers
 from flax import nnx
 
 from recipec.runtime.errors import UserError
+from recipec.runtime.model import cache, slots_read
 from recipec.runtime.model.decode import Completions, Generation, jit_generate, right_padded
 from recipec.runtime.model.sampling import Sampling, choose, kept, salts_of
 from recipec.runtime.training.rollout_layout import RolloutLayout
@@ -115,8 +116,11 @@ def reference(model: Any, prompt: list[int]) -> tuple[list[int], np.ndarray]:
     "case",
     [case if case in ALWAYS else pytest.param(case, marks=pytest.mark.e2e) for case in (*CASES, *GEMMA)],
 )
-def test_greedy_tokens_match_transformers_generate(case: str, tmp_path: Path, record_property: Any) -> None:
-    """Complete prompts of unlike lengths, and compare the log-probabilities too."""
+def test_greedy_tokens_match_transformers_generate(
+    case: str, tmp_path: Path, record_property: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Complete prompts of unlike lengths, reading 36, 60 and 76 slots; compare the log-probabilities too."""
+    monkeypatch.setattr(slots_read, "BLOCK", 24)
     model = made(case, tmp_path)
     mesh, built = training.build(tmp_path, {"fsdp": 1}, full=True)
     tokens = prompts()
@@ -131,6 +135,33 @@ def test_greedy_tokens_match_transformers_generate(case: str, tmp_path: Path, re
     record_property("logps", apart / largest)
     print(f"\n{case}: log-probabilities differ by {apart:.1e}, logits are up to {largest:.1f}")
     assert apart <= LIMIT * largest
+
+
+@pytest.mark.parametrize(
+    ("filled", "reach", "read"),
+    [
+        (5, None, (0, 6)),
+        (6, None, (0, 6)),
+        (7, None, (0, 9)),
+        (10, None, (0, 10)),
+        (9, 4, (5, 9)),
+        (7, 7, (0, 7)),
+    ],
+)
+def test_attention_reads_filled_slots_within_its_window(
+    filled: int, reach: int | None, read: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ten slots, three are the prompt's, and later ones are read in blocks of three."""
+    assert slots_read.sizes_read(256, 256 + 4096) == tuple(range(768, 4353, 512))
+    monkeypatch.setattr(slots_read, "BLOCK", 3)
+    later = cache.Cache(jnp.zeros((1, 10)), jnp.int32(filled - 1), jnp.zeros(1), [], 3)
+    numbers = jnp.arange(10)
+
+    def compute(numbers: Any, turned: Any) -> Any:
+        assert turned.shape == (2, len(numbers))
+        return jnp.stack([numbers[0], numbers[-1] + 1])
+
+    assert tuple(later.with_filled(reach, compute, (numbers, 0), (jnp.ones((2, 10)), 1)).tolist()) == read
 
 
 def test_left_padded_prompts_have_the_completions_of_right_padded_ones(tmp_path: Path) -> None:
