@@ -74,7 +74,7 @@ LORA = LoraSettings(
 DATA = DataSettings(
     train=(Source("hf://openai/gsm8k", split="train", config="main"),),
     format="prompt",
-    transform=f"{ARTIFACT / 'data/gsm8k/prompts.py'}:prompt",
+    transform=f"{ARTIFACT / 'data/gsm8k/prompts.py'}:prompt_of_qwen3",
     loss_on="completion",
     special_tokens="control",
     max_length=1280,
