@@ -276,6 +276,8 @@ SPELLED = {
     "ernie4_5_moe": "Ernie4_5_Moe",
     "hunyuan_v1_dense": "HunYuanDenseV1",
     "minimax_m2": "MiniMaxM2",
+    "qwen2_5_vl": "Qwen2_5_VL",
+    "qwen3_vl": "Qwen3VL",
     "smollm3": "SmolLM3",
     "granitemoe": "GraniteMoe",
     "granitemoehybrid": "GraniteMoeHybrid",
@@ -291,6 +293,7 @@ LAYERS = {
     "Llama4": "Llama4TextDecoderLayer",
     "GPTNeoX": "GPTNeoXLayer",
     "NemotronH": "NemotronHBlock",
+    "Qwen3VL": "Qwen3VLTextDecoderLayer",
 }
 """The decoder layer's class, where its name does not follow from the causal model's class; several with
 commas."""

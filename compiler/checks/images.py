@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import listing
-from recipec.runtime.model.families import FAMILIES
-from recipec.runtime.model.families.base import Family
+from recipec.runtime.model.families.towers import READERS
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 
@@ -73,8 +72,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     model = facts.model
     tower = None if model is None else model.tower
     if model is not None and tower is None:
-        titles = [family.title for family in FAMILIES.values() if type(family).vision is not Family.vision]
-        help = f"use a model of {listing(titles)}, or remove data.images" if titles else "remove data.images"
+        titles = sorted({title for title, _ in READERS.values()})
+        help = f"use a model of {listing(titles)}, or remove data.images"
         message = f"{model.title} has no vision tower in this version, and data.images trains on pictures"
         yield Diagnostic(E0480, message, IMAGES, help, at_key=True)
     if recipe.train.objective != "sft":

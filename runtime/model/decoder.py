@@ -5,7 +5,7 @@ A DecoderArchitecture chooses its parts. decode.py generates text with it, one t
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -337,12 +337,18 @@ class Decoder(nnx.Module):
         x = with_noise(self.embedder.encode(tokens))
         if a.embedding_scale != 1:
             x = x * jnp.asarray(a.embedding_scale, x.dtype)
+        added: Sequence[jax.Array] = ()
         if images is not None:
-            x = self.with_pictures(x, images)
+            x, added = self.with_pictures(x, images)
+            tokens = jnp.where(images.image_features >= 0, a.vision.padding, tokens)
         own = self.embedder.encode_layers(tokens, x) if a.per_layer_input else None
         turned = {kind: (rope, a.turned_dim(kind)) for kind, rope in a.ropes}
+        axes: Sequence[int] = ()
+        positions = batch.positions
+        if batch.rotary_positions is not None:
+            positions, axes = batch.rotary_positions, a.turned_axes
         turns = {
-            (rope, size): sin_cos(rope, batch.positions, size, batch.longest)
+            (rope, size): sin_cos(rope, positions, size, batch.longest, axes)
             for rope, size in turned.values()
         }
         lent: dict[int, KeysAndValues | None] = {}
@@ -350,15 +356,21 @@ class Decoder(nnx.Module):
             turn = None if a.rope(i) is None else turns[turned[a.layer_types[i]]]
             kv = lent[a.kv_layer(i)] if a.shares_kv(i) else None
             x, lent[i] = layer(x, batch, turn, None if own is None else own[:, :, i], kv)
+            if i < len(added):
+                x = x + added[i]
         return self.final_norm(x)
 
-    def with_pictures(self, x: jax.Array, images: Images) -> jax.Array:
-        """Return embeddings [B, T, D], with features of pictures in the places of their tokens.
+    def with_pictures(self, x: jax.Array, images: Images) -> tuple[jax.Array, list[jax.Array]]:
+        """Return embeddings [B, T, D], with features of pictures in the places of their tokens; and what is
+        added to the outputs of the first layers, [B, T, D] each.
 
         The tower is not trained, so that no gradient of it is computed, and nothing of it is kept.
         """
         features = self.vision(images.patches, images.patch_images, images.patch_positions)
-        features = jax.lax.stop_gradient(features[0]).astype(x.dtype)
         index = images.image_features[..., None]
-        chosen = jnp.take_along_axis(features, jnp.maximum(index, 0), axis=1)
-        return constrain(jnp.where(index >= 0, chosen, x), STREAM)
+        first, *further = (
+            jnp.take_along_axis(one, jnp.maximum(index, 0), axis=1)
+            for one in jax.lax.stop_gradient(features).astype(x.dtype)
+        )
+        placed = constrain(jnp.where(index >= 0, first, x), STREAM)
+        return placed, [constrain(jnp.where(index >= 0, one, 0), STREAM) for one in further]

@@ -7,6 +7,7 @@ rounded where transformers rounds them: at position 131,071, a frequency's last 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -120,7 +121,11 @@ class Rope:
 
 
 def sin_cos(
-    rope: Rope, positions: jax.Array, head_dim: int, tokens: int | None = None
+    rope: Rope,
+    positions: jax.Array,
+    head_dim: int,
+    tokens: int | None = None,
+    axes: Sequence[int] = (),
 ) -> tuple[jax.Array, jax.Array]:
     """Return sines and cosines of angles, times the attention factor: two of float32[B, T, turned / 2].
 
@@ -131,10 +136,13 @@ def sin_cos(
     until a batch fits the original context.
 
     Args:
-        positions: int32[B, T]. Angles are computed in float32: bfloat16 cannot tell 257 from 256.
+        positions: int32[B, T], or with axes int32[B, T, A]. Angles are computed in float32: bfloat16 cannot
+            tell 257 from 256.
         tokens: how many tokens the longest sequence has; None to count those of the batch.
+        axes: for each pair of features, by which of A positions it turns; () for one position of a token.
     """
     import jax.numpy as jnp
+    import numpy as np
 
     frequencies = rope.frequencies(head_dim)
     if rope.kind in ("dynamic", "longrope"):
@@ -146,7 +154,8 @@ def sin_cos(
         growth = 1 + rope.factor * jnp.maximum(longest - rope.original, 0) / rope.original
         turned = rope.turned(head_dim)
         frequencies = frequencies / growth ** (rope.exponents(head_dim) * (turned / (turned - 2)))
-    angles = positions.astype(jnp.float32)[..., None] * frequencies
+    places = positions.astype(jnp.float32)
+    angles = (places[..., np.array(axes)] if axes else places[..., None]) * frequencies
     return jnp.sin(angles) * rope.attention, jnp.cos(angles) * rope.attention
 
 

@@ -45,10 +45,11 @@ def test_gemma3_features_equal_transformers(tmp_path: Path, monkeypatch: pytest.
     with torch.no_grad():
         expected = model.get_image_features(torch.tensor(pixels)).pooler_output.numpy()
     patches = pictured.patches_of(pixels).reshape(2, 72, 48)
+    placed = np.ones((2, 72), np.int32), np.zeros((2, 72, 2), np.int32)
     module = tower_of(tmp_path / "base")
-    whole = module(patches, None, None)
+    whole = module(patches, *placed)
     monkeypatch.setattr(parts, "SCORES_BYTES", 20_000)
-    in_pieces = module(patches, None, None)
+    in_pieces = module(patches, *placed)
     for features in (whole, in_pieces):
         difference = np.abs(np.asarray(features[0]).reshape(expected.shape) - expected).max()
         assert difference <= LIMIT * np.abs(expected).max()

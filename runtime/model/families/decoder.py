@@ -9,7 +9,7 @@ carry LoRA.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -59,6 +59,8 @@ from .description import (
     Scales,
 )
 from .rotary import read_ropes
+from .towers import vision_of
+from .vision import VisionArchitecture
 
 __all__ = [
     "AFTER",
@@ -161,6 +163,9 @@ class DecoderFamily(Family):
         firsts = [f"layers.{i}.{names.block}.{names.each[-1].format(0)}" for i in range(a.num_layers)]
         apart = any(f"{prefix}{first}" in tensors for prefix in self.prefixes for first in firsts)
         return replace(a, experts=replace(a.experts, tensors=replace(names, apart=apart)))
+
+    def vision(self, config: Mapping[str, Any], tensors: Iterable[str] = ()) -> VisionArchitecture | None:
+        return vision_of(config, self.architecture(config), tensors)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         """Return the description of a config.json with its defaults filled in.

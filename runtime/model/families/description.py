@@ -429,6 +429,8 @@ class DecoderArchitecture(Architecture):
         embedding: the checkpoint's name of the embedding, if it is not that of the module; else "".
         longest: the most tokens of a sample whose tokens see all earlier ones, as computed here; None for
             any number.
+        turned_axes: what each pair of a head's features turns by where there are pictures: 0 for time, 1 for
+            the row, 2 for the column; () if all turn by the position.
         query_growth: how queries grow with their position; None if they do not.
         dropout: dropout and noise that config.json asks for within the model during training, by key; they
             are not applied.
@@ -474,6 +476,7 @@ class DecoderArchitecture(Architecture):
     layer_scalar: bool = False
     embedding: str = ""
     longest: int | None = None
+    turned_axes: tuple[int, ...] = ()
     query_growth: Growth | None = None
     score_softcap: float | None = None
     logit_softcap: float | None = None

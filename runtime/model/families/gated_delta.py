@@ -30,6 +30,9 @@ WITH_EXPERTS: Mapping[str, Any] = {
 }
 """Defaults of the families with experts."""
 
+SECTIONS = (11, 11, 10)
+"""The pairs of features that turn by time, row and column in Qwen 3.5, if config.json does not say so."""
+
 
 class GatedDeltaFamily(DecoderFamily):
     """A family with layers of gated delta nets and of gated attention."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..rope import Rope
 from .base import FULL, SLIDING, built_in, section
 from .decoder import MULTIMODAL, DecoderArchitecture
 from .gemma import Gemma
-from .siglip import Siglip, of_gemma3
 
 THETAS = {SLIDING: ("rope_local_base_freq", 10_000.0), FULL: ("rope_theta", 1_000_000.0)}
 """The key of the rotary base in older config.json files, by kind of layer, and its default."""
@@ -35,11 +34,6 @@ class Gemma3(Gemma):
         "sliding_window_pattern": 6,
         "tie_word_embeddings": True,
     }
-
-    def vision(self, config: Mapping[str, Any], tensors: Iterable[str] = ()) -> Siglip | None:
-        if not config.get("vision_config"):
-            return None
-        return of_gemma3(config, self.architecture(config).hidden_size, tensors)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         built_in(config, "use_bidirectional_attention", False, self.title)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .decoder import MULTIMODAL
-from .gated_delta import SIZES, GatedDeltaFamily
+from .decoder import MULTIMODAL, DecoderArchitecture
+from .gated_delta import SECTIONS, SIZES, GatedDeltaFamily
+from .multimodal_rope import by_axes
 
 
 class Qwen3_5(GatedDeltaFamily):
@@ -22,6 +23,9 @@ class Qwen3_5(GatedDeltaFamily):
         "num_hidden_layers": 32,
         "num_key_value_heads": 4,
     }
+
+    def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
+        return by_axes(super().describe(config, **different), config, SECTIONS)
 
 
 FAMILY = Qwen3_5()

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from .decoder import MULTIMODAL, DecoderArchitecture, ExpertTensors
-from .gated_delta import SIZES, WITH_EXPERTS, GatedDeltaFamily, experts
+from .gated_delta import SECTIONS, SIZES, WITH_EXPERTS, GatedDeltaFamily, experts
+from .multimodal_rope import by_axes
 
 
 class Qwen3_5Moe(GatedDeltaFamily):
@@ -27,7 +28,7 @@ class Qwen3_5Moe(GatedDeltaFamily):
         """Describe experts with normalized scores; no layer is dense, so no dense size is read."""
         of_layer = replace(experts(config, 256), normalized=True, tensors=ExpertTensors(apart=False))
         sizes = {**config, "intermediate_size": of_layer.size}
-        return super().describe(sizes, experts=of_layer, **different)
+        return by_axes(super().describe(sizes, experts=of_layer, **different), config, SECTIONS)
 
 
 FAMILY = Qwen3_5Moe()

@@ -1,0 +1,194 @@
+"""The tower of every kind of vision model, with its projector.
+
+Patches of all pictures of a row lie one after the other, and attention stays within a picture, or within a
+square window of it. A tower that reads tiles of one size computes each tile by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ..families.vision import CLIPS, Turning, VisionArchitecture, VisionLayers
+from ..layers import ACTIVATIONS, HEADS, STREAM, Einsum, Normalization, unit
+from ..rope import rotate
+from ..sharding import constrain
+from .parts import attend
+from .steps import Patches, Steps
+
+Turn = tuple[jax.Array, jax.Array]
+"""Sines and cosines of the patches' angles."""
+
+
+class Clipped(Einsum):
+    """A product whose inputs and outputs are bounded by numbers of the checkpoint."""
+
+    def __init__(self, clipped: bool, *args: Any) -> None:
+        super().__init__(*args)
+        self.clipped = clipped
+        for bound in CLIPS if clipped else ():
+            setattr(self, bound, nnx.Param(jnp.zeros(1, args[2])))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if not self.clipped:
+            return super().__call__(x)
+        least, most, lowest, highest = (getattr(self, bound).get_value() for bound in CLIPS)
+        return jnp.clip(super().__call__(jnp.clip(x, least, most)), lowest, highest)
+
+
+class VisionAttention(nnx.Module):
+    """Self-attention of a tower's layer, in both directions."""
+
+    def __init__(self, layers: VisionLayers, dtype: Any) -> None:
+        self.layers = layers
+        d, n, k, h = layers.hidden_size, layers.num_heads, layers.num_kv_heads, layers.head_dim
+        if layers.fused:
+            self.qkv = Einsum("BPD,DCNH->BPCNH", (d, 3, n, h), dtype, "w", 3 * ("q" in layers.biases))
+        for letter, heads in {} if layers.fused else {"q": n, "k": k, "v": k}.items():
+            bias = 2 * (letter in layers.biases)
+            product = Clipped(layers.clipped, "BPD,DNH->BPNH", (d, heads, h), dtype, "w", bias)
+            setattr(self, f"{letter}_proj", product)
+        out = (n, h, d)
+        self.o_proj = Clipped(layers.clipped, "BPNH,NHD->BPD", out, dtype, "w", int("o" in layers.biases))
+        self.q_norm = Normalization(layers.norm, (h,), dtype) if layers.qk_norm else None
+        self.k_norm = Normalization(layers.norm, (h,), dtype) if layers.qk_norm else None
+
+    def __call__(self, x: jax.Array, groups: jax.Array | None, turn: Turn | None) -> jax.Array:
+        """Return [B, P, D].
+
+        Args:
+            groups: as `groups` returns them.
+        """
+        layers = self.layers
+        if layers.fused:
+            q, k, v = (self.qkv(x)[:, :, i] for i in range(3))
+        else:
+            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, k, v = (constrain(one, HEADS) for one in (q, k, v))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if layers.value_norm:
+            v = unit(v.astype(jnp.float32), (-1,), layers.norm.eps).astype(v.dtype)
+        if turn is not None and layers.turning is not None:
+            q, k = (turned(one, turn, layers.turning) for one in (q, k))
+        return constrain(self.o_proj(attend(q, k, v, groups, layers.scale)), STREAM)
+
+
+class VisionMLP(nnx.Module):
+    """The feed-forward block of a tower's layer."""
+
+    def __init__(self, layers: VisionLayers, dtype: Any) -> None:
+        self.layers = layers
+        bias = int("mlp" in layers.biases)
+        for name, shape in layers.projections().items():
+            setattr(self, name, Clipped(layers.clipped, "BPI,IO->BPO", shape, dtype, "kernel", bias))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        activation = ACTIVATIONS[self.layers.activation]
+        if self.layers.gated:
+            return self.down_proj(constrain(activation(self.gate_proj(x)) * self.up_proj(x), STREAM))
+        return self.fc2(constrain(activation(self.fc1(x)), STREAM))
+
+
+class VisionLayer(nnx.Module):
+    """A layer of a tower."""
+
+    def __init__(self, layers: VisionLayers, dtype: Any) -> None:
+        self.places = layers.places
+        for name in layers.places.names:
+            setattr(self, name, Normalization(layers.norm, (layers.hidden_size,), dtype))
+        self.attn = VisionAttention(layers, dtype)
+        self.mlp = VisionMLP(layers, dtype)
+
+    def __call__(self, x: jax.Array, groups: jax.Array | None, turn: Turn | None) -> jax.Array:
+        places = self.places
+        attended = self.attn(self.normed(places.before_attention, x), groups, turn)
+        x = x + self.normed(places.after_attention, attended)
+        return x + self.normed(places.after_mlp, self.mlp(self.normed(places.before_mlp, x)))
+
+    def normed(self, name: str | None, x: jax.Array) -> jax.Array:
+        return x if name is None else getattr(self, name)(x)
+
+
+class Tower(nnx.Module):
+    """A vision tower with its projector."""
+
+    def __init__(self, architecture: VisionArchitecture, dtype: Any) -> None:
+        a = architecture
+        self.architecture, self.dtype = a, dtype
+        self.embedder = Steps(a.embedder, dtype)
+        self.layers = nnx.List(
+            [VisionLayer(a.layers, dtype) for _ in range(a.layers.count if a.layers else 0)]
+        )
+        self.pooler = Steps(a.pooler, dtype)
+        self.projector = Steps(a.projector, dtype)
+        self.deepstack = nnx.List([Steps(steps, dtype) for _, steps in a.deepstack])
+
+    def __call__(self, patches: jax.Array, patch_images: jax.Array, patch_positions: jax.Array) -> jax.Array:
+        """Return the features [1 + S, B, R, D] that stand for the pictures in the decoder's input, and for
+        the outputs of its first S layers.
+
+        Args:
+            patches: float32[B, P, F], block by block, 0 for padding.
+            patch_images: int32[B, P], 1, 2, ... for the picture of a patch, 0 for padding.
+            patch_positions: int32[B, P, 2], the row and column of a patch in its picture or tile.
+        """
+        a, rows = self.architecture, patches.shape[0]
+        at = Patches(patch_images, patch_positions)
+        if a.patches is not None:
+            patches = patches.reshape(-1, a.patches, patches.shape[-1])
+            at = Patches(None, patch_positions.reshape(-1, a.patches, 2))
+        x = self.embedder(patches, at)
+        projections = dict(zip((layer for layer, _ in a.deepstack), self.deepstack, strict=True))
+        further = []
+        turn = None if a.layers is None else angles(a.layers, at, x.shape[1])
+        for i, layer in enumerate(self.layers):
+            x = layer(x, groups(a.layers, i, at), turn)
+            if i in projections:
+                further.append(projections[i](x, at))
+        out = [self.projector(self.pooler(x, at), at), *further]
+        return jnp.stack([one.reshape(rows, -1, one.shape[-1]) for one in out])
+
+
+def groups(layers: VisionLayers, layer: int, at: Patches) -> jax.Array | None:
+    """Return int32[B, P, G]: patches with the same G numbers see each other in a layer; None if all of a row
+    do."""
+    if at.images is None:
+        return None
+    picture = at.images[..., None]
+    if not layers.window or layer in layers.full:
+        return picture
+    return jnp.concatenate([picture, at.positions // layers.window], axis=-1)
+
+
+def angles(layers: VisionLayers, at: Patches, length: int) -> Turn | None:
+    """Return sines and cosines by which heads rotate, two of float32[B, P, H / 2]; None for no rotation.
+
+    Args:
+        length: places of a row. Those after the patches do not rotate.
+    """
+    turning, positions = layers.turning, at.positions
+    if turning is None:
+        return None
+    shared = layers.head_dim if turning.alternating else layers.head_dim // 2
+    frequencies = (1 / turning.theta ** (np.arange(0, shared, 2, dtype=np.float32) / shared)).astype(
+        np.float32
+    )
+    of_axes = (frequencies[0::2], frequencies[1::2]) if turning.alternating else (frequencies, frequencies)
+    places = (positions + turning.first).astype(jnp.float32)
+    places = places if turning.axes == "yx" else places[..., ::-1]
+    parts = [places[..., i, None] * one for i, one in enumerate(of_axes)]
+    angle = jnp.pad(jnp.concatenate(parts, axis=-1), ((0, 0), (0, length - positions.shape[1]), (0, 0)))
+    return jnp.sin(angle), jnp.cos(angle)
+
+
+def turned(x: jax.Array, turn: Turn, turning: Turning) -> jax.Array:
+    """Rotate each head of [B, P, N, H]."""
+    if turning.pairs != "parts":
+        return rotate(x, *turn, turning.pairs == "neighbors")
+    parts = zip(jnp.split(x, 2, axis=-1), *(jnp.split(one, 2, axis=-1) for one in turn), strict=True)
+    return jnp.concatenate([rotate(*part) for part in parts], axis=-1)

@@ -1,0 +1,82 @@
+"""Gemma 4 with pictures against transformers 5.24. Earlier versions see pictures both ways in all layers."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.runtime import towers, training
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("highest")]
+
+VERSION = "5.24.0"
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / f"transformers-{VERSION}"
+"""transformers of this version with all that it needs, except for torch."""
+
+REFERENCE = """
+import sys
+
+import numpy as np
+import torch
+import transformers
+
+assert transformers.__version__ == sys.argv[3]
+config = transformers.AutoConfig.from_pretrained(sys.argv[1])
+config._attn_implementation = "eager"
+load = transformers.AutoModelForImageTextToText.from_pretrained
+model = load(sys.argv[1], config=config, dtype=torch.float32)
+given = {name: torch.tensor(value) for name, value in np.load(sys.argv[2] + "/given.npz").items()}
+with torch.no_grad():
+    np.save(sys.argv[2] + "/logits.npy", model.eval()(**given).logits[0].numpy())
+"""
+"""Computes logits. Its arguments are the folders of the checkpoint and of the inputs, and the version."""
+
+
+def install() -> Path:
+    """Return the folder of transformers, and install it if it is not there (150 MB)."""
+    FOLDER.parent.mkdir(parents=True, exist_ok=True)
+    with FOLDER.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (FOLDER / "installed").is_file():
+            shutil.rmtree(FOLDER, ignore_errors=True)
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            command += ["--no-cache-dir", "--target", str(FOLDER), f"transformers=={VERSION}"]
+            done = subprocess.run(command, text=True, capture_output=True)
+            assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[-4000:]}"
+            (FOLDER / "installed").touch()
+    return FOLDER
+
+
+@pytest.mark.parametrize("case", ["gemma4-both_ways", "gemma4_unified-both_ways", "gemma4"])
+def test_logits_with_pictures_equal_later_transformers(case: str, tmp_path: Path) -> None:
+    model, config = towers.reference(case)
+    model.save_pretrained(tmp_path / "base")
+    mesh, built = training.build(tmp_path / "base", {"fsdp": 2}, images=True, full=True, remat="none")
+    vision = built.forward.architecture.vision
+    pictures = towers.Pictures.of(case, vision, config.to_dict())
+    one = towers.tokens_of(pictures)
+    found = training.logits(built, mesh, one)
+    causal = training.logits(built, mesh, {**one, "image_ids": np.zeros_like(one["image_ids"])})
+    environment = {**os.environ, "PYTHONPATH": str(install())}
+    for r, row in enumerate(pictures.ROWS):
+        real = one["segment_ids"][r] > 0
+        kinds = (one["image_ids"][r, real][None] > 0).astype(np.int64)
+        given = {name: value.numpy() for name, value in pictures.arguments(model, row).items()}
+        tokens = one["tokens"][r, real][None].astype(np.int64)
+        np.savez(tmp_path / "given.npz", input_ids=tokens, mm_token_type_ids=kinds, **given)
+        command = [sys.executable, "-c", REFERENCE, str(tmp_path / "base"), str(tmp_path), VERSION]
+        done = subprocess.run(command, env=environment, text=True, capture_output=True)
+        assert done.returncode == 0, done.stderr[-4000:]
+        wanted = np.load(tmp_path / "logits.npy")
+        got = found[r, real]
+        assert np.abs(got - wanted).max() <= 1e-5 * np.abs(wanted).max()
+        if vision.both_ways:
+            assert np.abs(causal[r, real] - wanted).max() > 0.01 * np.abs(wanted).max()
