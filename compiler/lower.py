@@ -110,7 +110,7 @@ W0545 = Code(
 def _generating(program: Program, facts: Facts) -> list[Diagnostic]:
     """Check the memory of rollouts, by an estimate."""
     recipe, available = program.recipe, program.accelerator.hbm_bytes_per_device
-    if recipe.train.grpo is None or not available:
+    if recipe.train.grpo is None or recipe.rollout.engine == "vllm" or not available:
         return []
     needed = rollout_need(program)
     if needed.total <= available:

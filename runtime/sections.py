@@ -250,13 +250,35 @@ class Rollout:
         engine: What generates completions.
         axes: Sizes of the mesh axes for generation on the same chips, as mesh.axes. A layout of its own keeps
             the frozen weights a second time. null chooses tp, as large as the heads and the memory allow, if
-            fsdp splits the weights, and otherwise mesh.axes.
-        rows: Number of completions generated at once, over all devices; null generates all of a step.
+            fsdp splits the weights, and otherwise mesh.axes. Only with engine mesh.
+        rows: Number of completions generated at once, over all devices, or asked of the server at once; null
+            generates all of a step.
+        url: Address of the vLLM server. A key for it is read from the environment variable VLLM_API_KEY.
+        adapter_path: Folder for the adapters of steps, an absolute path that the server reads too; null uses
+            rollout-adapters in the checkpoint directory. It has at most two adapters at a time.
+        server_adapter_path: The same folder as the server sees it, for example in its container; null for the
+            same path.
+        wait_seconds: How long the run waits for a server that does not answer, or that has restarted, before
+            it ends.
+        importance_sampling_correction: Weigh the loss of a completion, or of a token, with its probability in
+            the training step divided by that in the server. The two compute in other ways, and so differ a
+            little. As TRL's vllm_importance_sampling_correction.
+        importance_sampling_mode: What is weighed, and what happens to a weight outside of the bounds.
+        importance_sampling_clip_max: Largest weight; null has no upper bound.
+        importance_sampling_clip_min: Smallest weight; null has no lower bound.
     """
 
     engine: str = "mesh"
     axes: Mapping[str, int] | None = None
     rows: int | None = None
+    url: str = "http://127.0.0.1:8000"
+    adapter_path: str | None = None
+    server_adapter_path: str | None = None
+    wait_seconds: int = 1800
+    importance_sampling_correction: bool = True
+    importance_sampling_mode: str = "sequence_mask"
+    importance_sampling_clip_max: float | None = 3.0
+    importance_sampling_clip_min: float | None = None
 
 
 @dataclass(frozen=True)

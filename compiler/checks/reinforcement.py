@@ -16,10 +16,12 @@ from recipec.compiler.checks.train import W0511
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.references import escapes, functions, leads_out, schemas
 from recipec.compiler.packages import missing_packages
+from recipec.compiler.vllm import features
 from recipec.compiler.wording import divisors, listing, plural
 from recipec.runtime.data.formats import prompt_column
 from recipec.runtime.data.tokenizer import TOKENIZER, token_ids
 from recipec.runtime.errors import UserError
+from recipec.runtime.model.adapters import principal
 from recipec.runtime.reinforcement.loss_types import LOSS_TYPES
 from recipec.runtime.reinforcement.ready_rewards import READY_REWARDS
 from recipec.runtime.reinforcement.rewards import ARGUMENTS
@@ -27,7 +29,7 @@ from recipec.spec import words
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.language import Reward
-from recipec.spec.language.reinforcement import Grpo
+from recipec.spec.language.reinforcement import OF_SERVER, Grpo
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -500,21 +502,33 @@ E0544 = Code(
 
 E0961 = Code(
     "E0961",
-    "rollouts by vLLM",
-    cause="This version generates completions on the chips that train.",
-    cure="Write `engine: mesh`.",
+    "run that a rollout server cannot follow",
+    cause="With `engine: vllm` a server gets the adapters of each step, and nothing else. A server on TPUs "
+    "takes no new weights, its loader takes only A and B of projections, and one host of the run asks it. It "
+    "takes temperatures from 0.01 to 2.",
+    cure="Train adapters that vLLM loads, on one host, or write `engine: mesh`.",
+)
+
+E0546 = Code(
+    "E0546",
+    "sampling that the correction does not know",
+    cause="The correction for the server's log-probabilities divides probabilities of the whole vocabulary. "
+    "With top_p, top_k or min_p the server's are over the tokens that remain, so that every weight is too "
+    "small.",
+    cure="Remove the key, or write `importance_sampling_correction: false`.",
+)
+
+E0547 = Code(
+    "E0547",
+    "key of the other rollout engine",
+    cause="rollout.axes is a layout of the chips that train, and a server generates on others. The keys of "
+    "the server have no effect on the chips that train.",
+    cure="Remove the line, or choose the other `rollout.engine`.",
 )
 
 
 def _rollout(facts: Facts) -> Iterator[Diagnostic]:
-    rollout, model, accelerator = facts.recipe.rollout, facts.model, facts.accelerator
-    if rollout.engine == "vllm":
-        yield Diagnostic(
-            E0961,
-            "this version does not generate completions with a vLLM server during training",
-            "rollout.engine",
-            "engine: mesh",
-        )
+    model = facts.model
     if model is not None and not model.family.tunix:
         yield Diagnostic(
             E0543,
@@ -522,6 +536,101 @@ def _rollout(facts: Facts) -> Iterator[Diagnostic]:
             "model.id",
             "a model of one of the families in docs/models.md",
         )
+    if facts.recipe.rollout.engine == "vllm":
+        yield from _server(facts)
+    else:
+        yield from _on_mesh(facts)
+
+
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
+"""vLLM refuses higher temperatures, and replaces lower ones by the least."""
+
+
+def _server(facts: Facts) -> Iterator[Diagnostic]:
+    """Check a run whose completions a vLLM server generates."""
+    recipe, rollout, grpo = facts.recipe, facts.recipe.rollout, facts.recipe.train.grpo
+    assert grpo is not None
+    for place, what, help in _unserved(facts):
+        yield Diagnostic(E0961, f"the rollout server {what}", place, help)
+    if not LEAST_TEMPERATURE <= grpo.temperature <= MOST_TEMPERATURE:
+        yield Diagnostic(
+            E0961,
+            f"the rollout server takes temperatures from {LEAST_TEMPERATURE:g} to {MOST_TEMPERATURE:g}",
+            "train.grpo.temperature",
+            "temperature: 1.0",
+        )
+    for name, idle in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        if rollout.importance_sampling_correction and getattr(grpo, name) != idle:
+            yield Diagnostic(
+                E0546,
+                f"with {name} the server's log-probabilities do not compare with those of the training step",
+                f"train.grpo.{name}",
+                "remove the line, or rollout: {importance_sampling_correction: false}",
+                at_key=True,
+            )
+    if rollout.axes is not None:
+        message = "the server has its own layout: axes is one of the chips that train"
+        yield Diagnostic(E0547, message, "rollout.axes", "remove the line", at_key=True)
+    if rollout.rows is not None and rollout.rows % grpo.num_generations:
+        whole = -(-rollout.rows // grpo.num_generations) * grpo.num_generations
+        yield Diagnostic(
+            E0544,
+            f"{rollout.rows:,} completions at once are not whole groups of {grpo.num_generations:,}, which "
+            "one request asks for",
+            "rollout.rows",
+            f"rows: {whole}, or null",
+        )
+    if "://" in recipe.checkpoint.directory and rollout.adapter_path is None:
+        yield Diagnostic(
+            E0961,
+            f"the rollout server reads adapters from a folder, and the checkpoints are in "
+            f"{recipe.checkpoint.directory}",
+            facts.first_given("rollout.engine", "checkpoint.directory"),
+            "rollout: {adapter_path: /FOLDER}, a folder that both machines mount",
+        )
+
+
+def _unserved(facts: Facts) -> Iterator[tuple[str, str, str]]:
+    """Yield where a recipe has what a rollout server cannot be given, what that is, and a help."""
+    recipe, lora = facts.recipe, facts.recipe.lora
+    if lora is None:
+        yield (
+            "rollout.engine",
+            "takes adapters, and the recipe trains all weights",
+            "lora: {rank: 16}, or engine: mesh",
+        )
+        return
+    others = {
+        "lora.modules_to_save": lora.modules_to_save,
+        "lora.trainable_tokens": lora.trainable_tokens,
+        "lora.kind": lora.kind == "dora",
+        "model.add_tokens": recipe.model.add_tokens,
+        "model.vocab_size": recipe.model.vocab_size,
+    }
+    for place in (place for place, used in others.items() if used):
+        name = "DoRA's magnitudes" if place == "lora.kind" else place.rpartition(".")[2]
+        yield place, f"loads only A and B of projections, and the recipe has {name}", "engine: mesh"
+    if features.max_lora_rank(recipe) is None:
+        largest, rank = features.lora_ranks()[-1], features.adapter_rank(recipe)
+        fitting = largest // (2 if principal(lora.init) else 1)
+        yield (
+            "lora.rank",
+            f"takes adapters up to rank {largest}, and the recipe's has {rank}",
+            f"rank: {fitting}, or engine: mesh",
+        )
+    if facts.model is not None and not features.takes_adapters(facts.model.config):
+        yield "model.id", f"has no {facts.model.title} that takes adapters", "engine: mesh"
+    if facts.accelerator is not None and facts.accelerator.hosts > 1:
+        hosts = plural(facts.accelerator.hosts, "host")
+        yield "rollout.engine", f"is asked by one host, and the machine has {hosts}", "engine: mesh"
+
+
+def _on_mesh(facts: Facts) -> Iterator[Diagnostic]:
+    """Check a run whose completions the chips that train generate."""
+    rollout, accelerator = facts.recipe.rollout, facts.accelerator
+    for name in (name for name in OF_SERVER if name in rollout.model_fields_set):
+        message = f"{name} has no effect with engine mesh"
+        yield Diagnostic(E0547, message, f"rollout.{name}", "remove the line, or engine: vllm", at_key=True)
     axes = rollout.axes or facts.axes
     if rollout.axes is not None and accelerator is not None:
         yield from _axes(facts, rollout.axes, accelerator.devices)

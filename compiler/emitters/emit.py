@@ -14,6 +14,7 @@ from recipec.compiler.emitters.lock import emit_lock
 from recipec.compiler.emitters.notebook import emit_notebook
 from recipec.compiler.emitters.probe import emit_probe
 from recipec.compiler.emitters.readme import emit_readme
+from recipec.compiler.emitters.rollout import emit_rollout
 from recipec.compiler.emitters.server import emit_bench, emit_evaluate, emit_serve, emit_smoke
 from recipec.compiler.emitters.train import emit_merge, emit_train, requirements_text
 from recipec.compiler.lowering import pins
@@ -44,6 +45,7 @@ def emit(program: Program, backends: Sequence[Backend] = ()) -> dict[str, bytes]
         **emit_probe(program),
         REQUIREMENTS: requirements_text(program, pins.training(program)),
         **other_backends.files(program, backends),
+        **emit_rollout(program),
         **emit_serve(program),
         **emit_smoke(program),
         **emit_bench(program),

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from recipec.compiler import card
 from recipec.compiler.emitters.launch import accelerator_type, launch_section, place_flags
 from recipec.compiler.emitters.lock import compiler_name
 from recipec.compiler.emitters.places import is_hub_id, places
 from recipec.compiler.emitters.probe import has_probe
+from recipec.compiler.emitters.rollout import has_server
 from recipec.compiler.emitters.server import serving_name
 from recipec.compiler.emitters.settings_text import kind
 from recipec.compiler.lowering import pins
@@ -21,6 +23,7 @@ from recipec.compiler.pages.numbers import file_size
 from recipec.compiler.render import code_span, render, shell_word
 from recipec.compiler.vllm.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
 from recipec.compiler.wording import listing, mesh_axes, plural, rounded
+from recipec.runtime.clients.hosts import is_loopback
 from recipec.runtime.training.objectives import settings_of
 
 if TYPE_CHECKING:
@@ -55,6 +58,9 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         probe=has_probe(program),
         transforms=_files(recipe.data.transforms.values()),
         rewards=_files(reward.function for reward in recipe.rewards if reward.function),
+        rollout=recipe.rollout if has_server(program) else None,
+        rollout_folder=rollout_folder(program),
+        rollout_loopback=is_loopback(urlsplit(recipe.rollout.url).hostname or ""),
         schemas=list(dict.fromkeys(schemas(recipe).values())),
         model=recipe.model.id,
         revision=recipe.model.revision,
@@ -91,6 +97,12 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         **_serve_section(program, merged, serves_elsewhere),
         vllm=pins.sets()["serve"]["vllm-tpu"],
     )
+
+
+def rollout_folder(program: Program) -> str:
+    """Return the folder in which train.py writes adapters for a rollout server, in words."""
+    named = program.recipe.rollout.adapter_path
+    return code_span(named) if named else "`rollout-adapters` in the checkpoint directory"
 
 
 def _files(functions: Iterable[str]) -> list[str]:

@@ -16,6 +16,7 @@ from recipec.runtime import settings as runtime_settings
 from recipec.runtime.reinforcement import rewards
 from recipec.runtime.settings import ModelSettings, RunSettings, Source
 from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.spec.language.reinforcement import OF_SERVER
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -90,10 +91,11 @@ def constants(settings: RunSettings, program: Program) -> dict[str, Value]:
 def _reinforcement(program: Program) -> dict[str, Value]:
     """Return the constants of a run that learns from rewards."""
     recipe = program.recipe
+    quiet = () if recipe.rollout.engine == "vllm" else OF_SERVER
     return {
         "REWARDS": tuple(map(_reward, recipe.rewards)),
         "REWARD_LIMITS": constructor(plain(recipe.reward_limits)),
-        "ROLLOUT": constructor(plain(recipe.rollout)),
+        "ROLLOUT": constructor(plain(recipe.rollout), quiet=quiet),
     }
 
 

@@ -46,6 +46,8 @@ def rollout(program: Program) -> list[str]:
     recipe = program.recipe
     if recipe.train.grpo is None:
         return []
+    if recipe.rollout.engine == "vllm":
+        return _served(program)
     axes = recipe.rollout.axes
     where = "the mesh that trains" if axes is None else mesh_axes(axes)
     rows = recipe.rollout.rows or recipe.train.global_batch_size
@@ -57,3 +59,22 @@ def rollout(program: Program) -> list[str]:
     sizes = listing(f"{gib_number(size, 2)} GiB of {what}" for what, size in parts.items() if size)
     out.append(f"by calculation, a device holds {sizes}")
     return out
+
+
+def _served(program: Program) -> list[str]:
+    """Describe the server that generates, and the correction for its log-probabilities."""
+    recipe, rollout = program.recipe, program.recipe.rollout
+    rows = rollout.rows or recipe.train.global_batch_size
+    folder = rollout.adapter_path or "rollout-adapters in the checkpoint directory"
+    seen = f", which the server sees as {rollout.server_adapter_path}" if rollout.server_adapter_path else ""
+    out = [
+        f"the vLLM server at {rollout.url}, asked for {plural(rows, 'completion')} at once",
+        f"adapters of each step in {folder}{seen}",
+        f"the run waits up to {rollout.wait_seconds:,} s for the server",
+    ]
+    if not rollout.importance_sampling_correction:
+        return [*out, "the loss is not corrected for the server's other log-probabilities"]
+    bounds = {"from": rollout.importance_sampling_clip_min, "to": rollout.importance_sampling_clip_max}
+    within = " ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+    mode = rollout.importance_sampling_mode
+    return [*out, f"the loss is corrected by {mode}, with weights {within or 'without bounds'}"]

@@ -161,7 +161,7 @@ def reinforce_less(recipe: dict[str, Any]) -> None:
         grpo["overlong_penalty"] = min(grpo["overlong_penalty"], completion)
     recipe["data"]["max_length"] = PROMPT_LENGTH + completion
     recipe["rewards"] = [REWARD]
-    recipe["rollout"] |= {"axes": None, "rows": None}
+    recipe["rollout"] = {}  # a miniature has no server
 
 
 def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small: Architecture) -> None:

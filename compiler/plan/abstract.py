@@ -81,7 +81,9 @@ def abstract_step(
     rule = scheduled_optimizer(program)
     build = _torchax if backend is Backend.TORCHAX else _tunix
     step, (trained, state), base = build(program, layers, replace(settings, lora=lora), mesh, rule)
-    batch = abstract_batch(train, settings.data.max_length, settings.mesh.data_parallel, mesh)
+    batch = abstract_batch(
+        train, settings.data.max_length, settings.mesh.data_parallel, mesh, program.recipe.rollout
+    )
     batch |= abstract_pictures(program, batch["tokens"])
     sizes = Compiled(
         layers=len(layers),
@@ -179,7 +181,9 @@ def scheduled_optimizer(program: Program) -> optax.GradientTransformation:
     return rule
 
 
-def abstract_batch(train: Any, length: int, data_parallel: int, mesh: Mesh) -> dict[str, Any]:
+def abstract_batch(
+    train: Any, length: int, data_parallel: int, mesh: Mesh, rollout: Any = None
+) -> dict[str, Any]:
     """Return the shapes of a micro-batch of runtime.data; a preference has two rows."""
     shape = (train.micro_batch_size * data_parallel * OBJECTIVES[train.objective].rows, length)
     rows = NamedSharding(mesh, PartitionSpec(row_axes(shape[0], dict(mesh.shape))))
@@ -189,7 +193,7 @@ def abstract_batch(train: Any, length: int, data_parallel: int, mesh: Mesh) -> d
     return {
         **{
             name: jax.ShapeDtypeStruct(sizes[size], jnp.float32, sharding=rows)
-            for name, size in further_arrays(train).items()
+            for name, size in further_arrays(train, rollout).items()
         },
         "tokens": ids,
         "positions": ids,

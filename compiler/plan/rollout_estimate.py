@@ -52,9 +52,10 @@ ACTIVATION_BYTES = 2
 
 
 def generation(program: Program) -> Generation | None:
-    """Return what a batch of completions costs; None without objective grpo, and on a CPU."""
+    """Return what a batch of completions costs; None without objective grpo, on a CPU, and where a server
+    generates them."""
     grpo, recipe = program.recipe.train.grpo, program.recipe
-    if grpo is None or program.accelerator.platform != "tpu":
+    if grpo is None or recipe.rollout.engine == "vllm" or program.accelerator.platform != "tpu":
         return None
     axes = dict(axes_of(program))
     total, at_once = recipe.train.global_batch_size, _at_once(program, axes)

@@ -80,6 +80,8 @@ def differs(program: Program, axes: Mapping[str, int]) -> bool:
 
 def kept_bytes(program: Program) -> float:
     """Return the bytes of frozen weights that stay in the rollout's layout during the update."""
+    if program.recipe.rollout.engine == "vllm":
+        return 0.0
     axes = axes_of(program)
     kept = program.recipe.train.grpo is not None and program.lora is not None and differs(program, axes)
     return weights_bytes(program, axes) if kept else 0.0
@@ -153,7 +155,7 @@ def with_layout(program: Program) -> Program:
     recipe = program.recipe
     axes = recipe.mesh.axes
     split = axes.get("fsdp", 1) * axes.get("cp", 1)
-    fixed = recipe.train.grpo is None or recipe.rollout.axes is not None
+    fixed = recipe.train.grpo is None or recipe.rollout.axes is not None or recipe.rollout.engine == "vllm"
     if fixed or program.accelerator.platform != "tpu" or split == 1:
         return program
     shared = {axis: size for axis, size in axes.items() if axis in ("dcn", "ep")}

@@ -29,10 +29,14 @@ EARLIER = "choose an earlier --step"
 PASSIVE = (
     *("name", "extends", "checkpoint", "merge", "serve", "benchmark", "evaluate", "launch", "cost", "cache"),
     *("budget", "train.log", "train.generations", "reward_limits"),
+    *(f"rollout.{key}" for key in ("url", "adapter_path", "server_adapter_path", "wait_seconds")),
 )
 """Keys of a recipe that may change between a run and its continuation: they do not affect the numbers."""
 
-ELASTIC = ("mesh", "sharding", "remat", "rollout", "train.micro_batch_size", "train.early_stopping")
+ELASTIC = (
+    *("mesh", "sharding", "remat", "train.micro_batch_size", "train.early_stopping"),
+    *("rollout.engine", "rollout.axes", "rollout.rows"),
+)
 """Keys that may change too, with a note: they affect only how and where the numbers are computed, in which
 parts, and until when."""
 

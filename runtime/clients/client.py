@@ -113,6 +113,10 @@ class Client:
         """Post `body` and return the JSON that answers it."""
         return self._json(path, self._body(path, body))
 
+    def send(self, path: str, body: Mapping[str, Any]) -> str:
+        """Post `body` and return the text that answers it."""
+        return self._body(path, body).decode("utf-8", "replace")
+
     def text(self, path: str) -> str:
         """Return the text at `path`, for example of /metrics."""
         return self._body(path, None).decode("utf-8", "replace")

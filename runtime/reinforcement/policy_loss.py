@@ -34,6 +34,8 @@ class Completions:
         old: float32[B, T], log-probabilities under the policy that sampled; None for the current ones, which
             is the same in the first update after a rollout.
         reference: float32[B, T], log-probabilities under the reference; needed if beta is not 0.
+        correction: float32[B, T], factors of the policy's loss, of `correction.importance_weights`; None for
+            1. The divergence from the reference is not multiplied.
     """
 
     mask: jax.Array
@@ -43,6 +45,7 @@ class Completions:
     tokens: jax.Array | float
     old: jax.Array | None = None
     reference: jax.Array | None = None
+    correction: jax.Array | None = None
 
 
 def policy_loss(
@@ -82,6 +85,9 @@ def policy_loss(
         high = epsilon_high
         losses = -jax.lax.stop_gradient(jnp.minimum(ratio, high)) * advantages * logps
         clip_low = jnp.zeros_like(mask)
+
+    if batch.correction is not None:
+        losses = losses * jax.lax.stop_gradient(jnp.where(mask, batch.correction, 1.0))
 
     def mean(values: jax.Array) -> jax.Array:
         share = jnp.where(batch.tokens > 0, 1.0 / jnp.maximum(batch.tokens, 1.0), 0.0)

@@ -248,8 +248,9 @@ def reinforced_loss(
         inputs: a prompt with its completion in each row, whose trained tokens the loss mask covers. Also
             `advantages` float32[B] and `weights` float32[B], those of each row's trained tokens; with several
             iterations `old` float32[B, T], log-probabilities under the policy that sampled, at the token
-            before. norm is the average number of trained tokens in the step's micro-batches. The weights
-            are those of the step times the number of its micro-batches, because a step takes their mean.
+            before; with a server that generates `correction` float32[B, T], factors at the same places. norm
+            is the average number of trained tokens in the step's micro-batches. The weights are those of the
+            step times the number of its micro-batches, because a step takes their mean.
     """
     rows = [inputs[name] for name in ("tokens", "positions", "segment_ids")]
     mask = predicted(inputs["loss_mask"], inputs["segment_ids"])
@@ -267,6 +268,7 @@ def reinforced_loss(
         tokens=inputs["norm"],
         old=inputs.get("old"),
         reference=before,
+        correction=inputs.get("correction"),
     )
     return policy_loss(loss_settings(grpo), logps, batch, entropy)
 

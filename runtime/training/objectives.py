@@ -137,12 +137,18 @@ OBJECTIVES = {
 ROW, TOKEN = "row", "token"
 
 
-def further_arrays(train: Any) -> dict[str, str]:
+def corrects(rollout: Any) -> bool:
+    """Return whether the loss is corrected for the other log-probabilities of a server that generates."""
+    return rollout is not None and rollout.engine == "vllm" and rollout.importance_sampling_correction
+
+
+def further_arrays(train: Any, rollout: Any = None) -> dict[str, str]:
     """Return the float32 arrays that micro-batches have for the objective alone, by name: with a number for
     each row, or for each token."""
     if train.grpo is not None:
-        old = {"old": TOKEN} if train.grpo.iterations > 1 else {}
-        return {"advantages": ROW, "weights": ROW, **old}
+        more = {"old": TOKEN} if train.grpo.iterations > 1 else {}
+        more |= {"correction": TOKEN} if corrects(rollout) else {}
+        return {"advantages": ROW, "weights": ROW, **more}
     return {"desirable": ROW} if OBJECTIVES[train.objective].format == "unpaired_preference" else {}
 
 

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from ..data.batches import TrainingData
 from ..data.prompt_order import PromptSchedule
 from ..data.stops import end_tokens, generation_config
+from ..errors import UserError
+from ..model.decode import Generation
 from ..model.sharding import Rows
 from ..reinforcement.rewards import Reward, Rewards
 from ..sections import RewardLimits, Rollout
 from ..settings import RunSettings, TrainSettings
-from .rollouts import Generator, Rollouts, Run, generation_of, stop_tokens
+from .rollouts import Generates, Generator, Rollouts, Run, generation_of, stop_tokens
+from .server_rollouts import Exported, server_generator
 from .session import Session
 from .trainer import Trainer
 
@@ -76,14 +79,7 @@ class Reinforced:
         generation = generation_config(base.side_files, base.side_file)
         ends = {*end_tokens(generation), tokenizer.eos_token_id, *prepared.ends} - {None}
         ends |= {*stop_tokens(grpo.stop, tokenizer)}
-        generator = Generator(
-            trainer,
-            session.mesh,
-            self.rollout,
-            generation_of(grpo, sorted(ends)),
-            settings.rules,
-            prepared.schedule.rows_per_step,
-        )
+        generator = self._generator(session, settings, trainer, generation_of(grpo, sorted(ends)))
 
         def decode(ids: Sequence[int]) -> str:
             return str(tokenizer.decode(ids, skip_special_tokens=True))
@@ -95,7 +91,15 @@ class Reinforced:
             (self.rewards, self.score),
             decode,
             rows,
-            Run(settings.train.seed, trainer, session.directory, prepared.state, metrics, session.hosts),
+            Run(
+                settings.train.seed,
+                trainer,
+                session.directory,
+                prepared.state,
+                metrics,
+                session.hosts,
+                self.rollout,
+            ),
         )
         return TrainingData(
             batches=rollouts.batches,
@@ -104,4 +108,35 @@ class Reinforced:
             tokens=rollouts.tokens_of,
             rows=rows,
             numbers=rollouts.numbers,
+        )
+
+    def _generator(
+        self, session: Session, settings: RunSettings, trainer: Trainer, generation: Generation
+    ) -> Generates:
+        """Return what generates completions: the run's own devices, or a server.
+
+        Raises:
+            UserError: the recipe or the run has something that a server cannot be given.
+        """
+        schedule, grpo = session.prepared.schedule, settings.train.grpo
+        assert grpo is not None and isinstance(schedule, PromptSchedule)
+        rows = schedule.rows_per_step
+        if self.rollout.engine == "mesh":
+            return Generator(trainer, session.mesh, self.rollout, generation, settings.rules, rows)
+        if settings.lora is None or session.hosts.count > 1:
+            raise UserError(
+                "rollout.engine vllm needs "
+                + ("adapters, and all weights are trained" if settings.lora is None else "a run of one host"),
+                "engine: mesh",
+            )
+        exported = Exported.of(session.base, settings.model, settings.lora, session.directory, self.rollout)
+        interrupts = session.interrupts
+        return server_generator(
+            trainer,
+            exported,
+            self.rollout,
+            generation,
+            grpo.num_generations,
+            rows,
+            lambda: interrupts.requested,
         )

@@ -3,17 +3,19 @@
 A batch is `prompts` groups of `num_generations` completions, which `iterations` optimizer steps train on. It
 depends on its number, the data, the seed and the weights before it. So an interrupted run gets the same
 batches again. With several iterations, the weights have changed when a step within a batch is saved. The
-batch is then stored next to the checkpoints.
+batch is then stored next to the checkpoints. A server that generates draws other completions the second time.
+So its batches are stored before their first step, and used again.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -25,7 +27,7 @@ from ..addresses import path_of, reached, write_whole
 from ..checkpoints.steps import saved_steps
 from ..data.batches import Batch
 from ..data.prompt_order import PromptSchedule
-from ..errors import UserError
+from ..errors import UserError, say
 from ..hosts.single import SINGLE, SingleProcess
 from ..model.decode import Completions, Generation, right_padded
 from ..model.forward import Forward
@@ -40,10 +42,12 @@ from ..reinforcement.advantages import (
     overlong_penalty,
     without_difference,
 )
+from ..reinforcement.correction import check_mismatch, importance_weights, mismatch
 from ..reinforcement.rewards import Reward
 from ..reinforcement.token_weights import token_weights, trained_mask
 from ..sections import Grpo, Rollout
 from .losses import tempered_logps
+from .objectives import corrects
 from .rollout_layout import RolloutLayout
 from .step import Step
 
@@ -91,6 +95,9 @@ class Generator:
         self._programs: dict[int, tuple[RolloutLayout, Callable[..., Completions]]] = {}
         self._base: Any = None
 
+    def identity(self) -> None:
+        """Return None: the same weights draw the same completions."""
+
     def generate(self, prompts: Mapping[str, np.ndarray]) -> Completions:
         """Return the completions of prompts, as numpy arrays that are whole on every host.
 
@@ -121,6 +128,17 @@ class Generator:
         return Completions(*(np.concatenate(arrays)[:total] for arrays in zip(*parts, strict=True)))
 
 
+class Generates(Protocol):
+    """What generates a run's completions: `Generator`, or `server_rollouts.ServerGenerator`."""
+
+    def generate(self, prompts: Mapping[str, np.ndarray]) -> Completions:
+        """Return the completions of prompts, as numpy arrays that are whole on every host."""
+
+    def identity(self) -> str | None:
+        """Return a digest of the weights that generate, if it would not draw the same completions again with
+        them; None if it would."""
+
+
 @dataclass
 class Rolled:
     """A batch of completions that is ready to train on, R rows of T tokens.
@@ -132,6 +150,9 @@ class Rolled:
         advantages, weights: float32[R], of the completion's tokens in the loss of the step.
         old: float32[R, T], log-probabilities before the batch's first step; float32[0, 0] for one iteration.
         taken: int64[], the number of prompts that are taken until the end of this batch.
+        correction: float32[R, T], factors of the loss at the places of `old`; float32[0, 0] for none.
+        record: str[], in JSON the identity of the weights that generated, the metrics and the shown
+            completions; empty if the batch can be generated again.
     """
 
     tokens: np.ndarray
@@ -142,6 +163,8 @@ class Rolled:
     weights: np.ndarray
     old: np.ndarray
     taken: np.ndarray
+    correction: np.ndarray
+    record: np.ndarray
 
     @property
     def loss_mask(self) -> np.ndarray:
@@ -208,7 +231,7 @@ class Rollouts:
         self,
         schedule: PromptSchedule,
         grpo: Grpo,
-        generator: Generator,
+        generator: Generates,
         rewards: tuple[Sequence[Reward], Callable[..., list[Any]]],
         decode: Callable[[Sequence[int]], str],
         rows: Rows,
@@ -222,6 +245,7 @@ class Rollouts:
         self._batch: tuple[int, Rolled] | None = None
         self._numbers: dict[int, dict[str, float]] = {}
         self._logps: dict[int, Any] = {}
+        self._compared_once = False
         keys: dict[str, None] = {}
         for index in range(len(schedule.samples)):
             keys.update(dict.fromkeys(schedule.samples.prompt(index)[1]))
@@ -239,7 +263,8 @@ class Rollouts:
             number, iteration = divmod(step, self._grpo.iterations)
             self._numbers = {step: {}}
             if self._batch is None or self._batch[0] != number:
-                rolled = self._loaded(number) if iteration else self._rolled(number, step)
+                stored = self._loaded(number) if iteration else self._replayed(number, step)
+                rolled = self._rolled(number, step) if stored is None else stored
                 self._batch = number, rolled
             for part in range(self._accumulation):
                 yield self._micro_batch(step, part, self._rows.here)
@@ -251,7 +276,7 @@ class Rollouts:
 
     def state(self, step: int) -> Mapping[str, Any]:
         """Return the data's state after a step, for its checkpoint; store a batch that goes on after it."""
-        if step % self._grpo.iterations and self._batch is not None:
+        if step % self._grpo.iterations and self._batch is not None and not self._batch[1].record:
             self._store(*self._batch)
         return self._run.state(step)
 
@@ -286,6 +311,8 @@ class Rollouts:
         }
         if rolled.old.size:
             batch["old"] = rolled.old[chosen]
+        if rolled.correction.size:
+            batch["correction"] = rolled.correction[chosen]
         return batch
 
     def _rolled(self, number: int, step: int) -> Rolled:
@@ -306,12 +333,60 @@ class Rollouts:
         schedule.take(number, taken)
         rolled, advantages = self._compared(scored, taken)
         self._batch = number, rolled
-        if grpo.iterations > 1:
+        corrected, differs = corrects(self._run.rollout), {}
+        if grpo.iterations > 1 or corrected:
             began = time.perf_counter()
-            rolled.old = self._old(step)
+            logps = self._old(step)
             spent["rollout_seconds"] += time.perf_counter() - began
-        self._numbers = {step: {**self._measured(scored, spent), "groups_drawn_again": float(again)}}
-        self._run.metrics.completions(step + 1, self._shown(scored, advantages))
+            if corrected:
+                differs = self._correct(rolled, logps, scored.completions)
+            if grpo.iterations > 1:
+                rolled.old = logps
+        numbers = {**self._measured(scored, spent), "groups_drawn_again": float(again), **differs}
+        shown = self._shown(scored, advantages)
+        if (identity := self._generator.identity()) is not None:
+            record = {"identity": identity, "numbers": numbers, "shown": shown}
+            rolled.record = np.asarray(json.dumps(record))
+            self._store(number, rolled)
+        self._numbers = {step: numbers}
+        self._run.metrics.completions(step + 1, shown)
+        return rolled
+
+    def _correct(self, rolled: Rolled, logps: np.ndarray, done: Completions) -> dict[str, float]:
+        """Set a batch's correction for the server's log-probabilities, and return its metrics.
+
+        Args:
+            logps: float32[R, T], of the training step, at the token before.
+
+        Raises:
+            UserError: the server computes another model.
+        """
+        served = np.zeros_like(logps)
+        for row, (start, size) in enumerate(zip(rolled.prompt_lengths, done.lengths, strict=True)):
+            served[row, start - 1 : start - 1 + size] = done.logps[row, :size]
+        mask = np.zeros_like(rolled.loss_mask)
+        mask[:, :-1] = rolled.loss_mask[:, 1:]
+        rolled.correction = importance_weights(logps, served, mask, self._run.rollout)
+        numbers = mismatch(logps, served, mask, rolled.correction, self._run.rollout)
+        if not self._compared_once:
+            check_mismatch(numbers)
+            self._compared_once = True
+        return numbers
+
+    def _replayed(self, number: int, step: int) -> Rolled | None:
+        """Return the stored batch that the weights of this step have generated, with its metrics; None if it
+        is not stored."""
+        identity = self._generator.identity()
+        if identity is None or not (path_of(self._run.directory) / STORED.format(number)).exists():
+            return None
+        rolled = self._loaded(number)
+        record = json.loads(str(rolled.record) or "{}")
+        if record.get("identity") != identity:
+            say(f"note: the stored completions of step {step + 1} are of other weights: generating others")
+            return None
+        timeless = {name: value for name, value in record["numbers"].items() if "_per_second" not in name}
+        self._numbers = {step: {**timeless, "rollout_seconds": 0.0, "reward_seconds": 0.0}}
+        self._run.metrics.completions(step + 1, record["shown"])
         return rolled
 
     def _scored(self, numbers: np.ndarray, name: str, spent: dict[str, float]) -> Scored:
@@ -393,6 +468,8 @@ class Rollouts:
             weights=weights.astype(np.float32),
             old=np.zeros((0, 0), np.float32),
             taken=np.asarray(taken, np.int64),
+            correction=np.zeros((0, 0), np.float32),
+            record=np.asarray(""),
         )
         return rolled, advantages
 
@@ -499,6 +576,7 @@ class Run:
         state: the data's state after an optimizer step.
         metrics: get the completions.
         hosts: the processes of the run.
+        rollout: how completions are generated.
     """
 
     seed: int
@@ -507,6 +585,7 @@ class Run:
     state: Callable[[int], Mapping[str, Any]]
     metrics: Metrics | Nowhere
     hosts: SingleProcess | ProcessGroup = SINGLE
+    rollout: Rollout = field(default_factory=Rollout)
 
 
 def generation_of(grpo: Grpo, ends: Sequence[int]) -> Generation:

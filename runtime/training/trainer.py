@@ -204,7 +204,7 @@ class Trainer(PeftTrainer):
             ):
                 try:
                     numbers = self._step(train_step, stream)
-                except UserError:
+                except (UserError, Interrupted):
                     self._rescue(data, report, metrics, evaluating)
                     raise
                 step = self._train_steps

@@ -344,6 +344,13 @@ class RewardLimits(Section):
     )
 
 
+URL = (
+    r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])"
+    r"(:([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5]))?(/[A-Za-z0-9._~/-]*)?$"
+)
+"""A server's address, with a port of at most 65535."""
+
+
 class Rollout(Section):
     """How completions are generated during training."""
 
@@ -352,23 +359,115 @@ class Rollout(Section):
         "mesh",
         choices={
             "mesh": "The chips that train, between optimizer steps.",
-            "vllm": "A vLLM-TPU server on other chips.",
+            "vllm": "A vLLM server on other chips, which gets the adapters of each step. It needs LoRA.",
         },
     )
     axes: Axes | None = field(
         "Sizes of the mesh axes for generation on the same chips, as mesh.axes. A layout of its own keeps "
         "the frozen weights a second time. null chooses tp, as large as the heads and the memory allow, if "
-        "fsdp splits the weights, and otherwise mesh.axes.",
+        "fsdp splits the weights, and otherwise mesh.axes. Only with engine mesh.",
         None,
         unit="devices",
         min_length=1,
         example={"tp": 8},
     )
     rows: int | None = field(
-        "Number of completions generated at once, over all devices; null generates all of a step.",
+        "Number of completions generated at once, over all devices, or asked of the server at once; null "
+        "generates all of a step.",
         None,
         unit="completions",
         ge=1,
         le=10**6,
         example=256,
     )
+    url: str = field(
+        "Address of the vLLM server. A key for it is read from the environment variable VLLM_API_KEY.",
+        "http://127.0.0.1:8000",
+        pattern=URL,
+        form="http://HOST:PORT",
+        example="http://10.0.0.2:8000",
+        compiled=False,
+    )
+    adapter_path: str | None = field(
+        "Folder for this run's adapters alone, an absolute path that the server reads too; null uses "
+        "rollout-adapters in the checkpoint directory. It has at most two adapters at a time.",
+        None,
+        pattern=r"^/[^\n]*$",
+        form="/FOLDER",
+        example="/mnt/shared/adapters",
+        compiled=False,
+    )
+    server_adapter_path: str | None = field(
+        "The same folder as the server sees it, for example in its container; null for the same path.",
+        None,
+        pattern=r"^/[^\n]*$",
+        form="/FOLDER",
+        example="/adapters",
+        compiled=False,
+    )
+    wait_seconds: int = field(
+        "How long the run waits for a server that does not answer, or that has restarted, before it ends.",
+        1800,
+        unit="s",
+        ge=1,
+        le=7 * 86400,
+        compiled=False,
+    )
+    importance_sampling_correction: bool = field(
+        "Weigh the loss of a completion, or of a token, with its probability in the training step divided by "
+        "that in the server. The two compute in other ways, and so differ a little. As TRL's "
+        "vllm_importance_sampling_correction.",
+        True,
+    )
+    importance_sampling_mode: Literal[
+        "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
+    ] = field(
+        "What is weighed, and what happens to a weight outside of the bounds.",
+        "sequence_mask",
+        choices={
+            "token_truncate": "Each token's own weight, moved to the bound.",
+            "token_mask": "Each token's own weight; a token beyond a bound is not trained.",
+            "sequence_truncate": "The weight of the whole completion for all its tokens, moved to the bound.",
+            "sequence_mask": "The weight of the whole completion for all its tokens; a completion beyond a "
+            "bound is not trained.",
+        },
+    )
+    importance_sampling_clip_max: float | None = field(
+        "Largest weight; null has no upper bound.",
+        3.0,
+        unit="none (a ratio)",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    importance_sampling_clip_min: float | None = field(
+        "Smallest weight; null has no lower bound.",
+        None,
+        unit="none (a ratio)",
+        gt=0,
+        allow_inf_nan=False,
+        example=0.2,
+    )
+
+    @classmethod
+    def crosscheck(cls, values: Mapping[str, Any]) -> Iterator[Problem]:
+        bounds = ("importance_sampling_clip_min", "importance_sampling_clip_max")
+        least, most = values.get(bounds[0]), values.get(bounds[1], 3.0)
+        if isinstance(least, int | float) and isinstance(most, int | float) and least >= most > 0:
+            yield Problem(
+                E0107,
+                bounds[:1],
+                f"`{bounds[0]}` is not below `{bounds[1]}`, which is {most:g}",
+                f"{bounds[0]}: {most / 10:g}",
+            )
+        mode = values.get("importance_sampling_mode")
+        if isinstance(mode, str) and mode.endswith("truncate") and least is None and most is None:
+            yield Problem(
+                E0107,
+                ("importance_sampling_mode",),
+                f"`{mode}` moves weights to a bound, and the section has none",
+                "importance_sampling_clip_max: 3.0",
+            )
+
+
+OF_SERVER = tuple(key for key in Rollout.model_fields if key not in ("engine", "axes", "rows"))
+"""Keys of `rollout` that only the engine vllm reads."""

@@ -138,12 +138,27 @@ def serve(
     command += ["--served-model-name", "base", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4"]
     command += ["--max-num-batched-tokens", "256", "--enforce-eager", *lora, *arguments]
+    with running(command, f"http://127.0.0.1:{port}", log) as server:
+        yield server
+
+
+@contextmanager
+def running(
+    command: Sequence[str], url: str, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """Run a command that starts a server, until the block ends.
+
+    Args:
+        url: where it answers.
+        environment: more variables.
+    """
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "PYTHON"))}
-    environment = inherited | {
+    variables = inherited | {
         "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        **(environment or {}),
     }
     # The server ends with this process, however this process ends: PR_SET_PDEATHSIG, SIGTERM.
     mortal = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
@@ -151,13 +166,13 @@ def serve(
         process = subprocess.Popen(
             [sys.executable, "-c", mortal, *command],
             cwd=LOGS,
-            env=environment,
+            env=variables,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     try:
-        yield _when_it_answers(process, f"http://127.0.0.1:{port}", log)
+        yield _when_it_answers(process, url, log)
     finally:
         _end(process)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any, get_args
 
-from emitting import files_of
+import pytest
+from emitting import files_of, tool
 
+from recipec.compiler.vllm.flags import flags
 from recipec.runtime.reinforcement.loss_types import KL_ESTIMATORS, LOSS_TYPES, RATIOS
 from recipec.runtime.reinforcement.ready_rewards import READY_REWARDS
 from recipec.runtime.reinforcement.rewards import Reward
@@ -94,3 +97,47 @@ def test_language_has_the_losses_and_rewards_of_the_runtime() -> None:
         options = {"schema" if key == "file" else key for key in section.model_fields} - {"column"}
         assert options == {*inspect.signature(ready.make).parameters}, name
         assert ("column" in section.model_fields) == (ready.column is not False), name
+
+
+SERVED = """\
+rollout:
+  engine: vllm
+  url: http://{host}:9000
+  adapter_path: /mnt/shared/adapters
+  importance_sampling_clip_min: 0.5
+"""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.2"])
+def test_artifact_starts_the_server_that_generates(host: str, tmp_path: Path) -> None:
+    """Every flag is one of the pinned vllm-tpu's, and the script is clean shell. What it starts is seen in
+    tests/e2e/test_vllm_rollouts.py."""
+    files = files_of(
+        tmp_path,
+        text=RECIPE.partition("- {function")[0] + "- {length: {maximum: 9}}\n" + SERVED.format(host=host),
+    )
+    rollout = constants(files["train.py"].decode(), tmp_path)["ROLLOUT"]
+    assert (rollout.engine, rollout.url, rollout.adapter_path) == (
+        "vllm",
+        f"http://{host}:9000",
+        "/mnt/shared/adapters",
+    )
+    assert rollout.importance_sampling_correction and rollout.importance_sampling_clip_min == 0.5
+    script = files["rollout/serve.sh"].decode()
+    used = dict(re.findall(r"^    --([a-z-]+) ?(.*) \\\\$", script, re.MULTILINE))
+    assert used.keys() <= flags().keys()
+    assert used | {"host": ""} == {
+        "host": "",
+        "port": "9000",
+        "dtype": "bfloat16",
+        "max-model-len": "1024",
+        "enable-lora": "",
+        "max-lora-rank": "16",
+        "logprobs-mode": "processed_logprobs",
+        "generation-config": "vllm",
+    }
+    others = host != "127.0.0.1"
+    assert used["host"] == ("0.0.0.0" if others else host)
+    assert ("VLLM_API_KEY" in script) == ("VLLM_API_KEY" in files["README.md"].decode()) == others
+    (tmp_path / "serve.sh").write_text(script)
+    assert tool("shellcheck", "--severity=style", tmp_path / "serve.sh") == ""

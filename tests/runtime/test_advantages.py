@@ -36,10 +36,15 @@ def rewards_by_function() -> np.ndarray:
     return rewards
 
 
-def by_trl(name: str, by_function: np.ndarray, **settings: Any) -> dict[str, Any]:
+def by_trl(
+    name: str, by_function: np.ndarray, sampled: list[list[float]] | None = None, **settings: Any
+) -> dict[str, Any]:
     """Return what TRL's trainer makes of rewards of completions that it is told it sampled.
 
     Every completion has LENGTH tokens; those of the last prompt end without the end token.
+
+    Args:
+        sampled: the log-probabilities that its vLLM reports.
     """
     import trl
 
@@ -96,7 +101,7 @@ def by_trl(name: str, by_function: np.ndarray, **settings: Any) -> dict[str, Any
     ids = [[5]] * count
     of_class = {
         "RLOOTrainer": (ids, completions, completions),
-        "GRPOTrainer": (ids, completions, None, completions, None, {}, None, None),
+        "GRPOTrainer": (ids, completions, None, completions, sampled, {}, None, None),
     }
     trainer._generate = lambda prompts: of_class[name]
     inputs = [{"prompt": "a"} for _ in range(count)]

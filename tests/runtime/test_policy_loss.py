@@ -52,6 +52,7 @@ def step_of(settings: LossSettings, known: dict[str, np.ndarray], old: bool) -> 
         tokens=np.float32(MASK.sum()),
         old=known["old"] if old else None,
         reference=known["reference"],
+        correction=known.get("correction"),
     )
 
 
@@ -93,7 +94,8 @@ def by_trl(settings: LossSettings, known: dict[str, np.ndarray], old: bool) -> t
         model=SimpleNamespace(training=True),
         off_policy_mask_threshold=None,
         top_entropy_quantile=1.0,
-        use_vllm=False,
+        use_vllm="correction" in known,
+        vllm_importance_sampling_correction=True,
     )
     inputs = {
         "prompt_ids": ids[:, :1],
@@ -104,6 +106,8 @@ def by_trl(settings: LossSettings, known: dict[str, np.ndarray], old: bool) -> t
         "num_items_in_batch": mask.sum(),
         "ref_per_token_logps": torch.tensor(known["reference"]),
     }
+    if "correction" in known:
+        inputs["importance_sampling_ratio"] = torch.tensor(known["correction"])
     before = torch.tensor(known["old"]) if old else logps.detach()
     if old:
         inputs["old_per_token_logps"] = before
@@ -162,6 +166,21 @@ def test_loss_gradient_and_metrics_match_trl(loss_type: str) -> None:
         assert old or metrics["ratio"] == pytest.approx(1.0)
         compared += 1
     assert compared >= 4
+
+
+@pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "rloo"])
+def test_correction_for_a_server_multiplies_the_policys_loss_as_in_trl(loss_type: str) -> None:
+    """Compare the loss to 1e-5 of its size, and its gradient by the logits to 1e-6. The divergence from the
+    reference is not multiplied."""
+    random = np.random.default_rng(12)
+    known = {**values(), "correction": random.uniform(0.0, 3.0, MASK.shape).astype(np.float32)}
+    settings = LossSettings(loss_type, 0.2, 1.1 if loss_type == "cispo" else None, 0.3)
+    value, gradient, _ = by_jax(settings, known, step_of(settings, known, True))
+    expected, theirs, _ = by_trl(settings, known, True)
+    assert value == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert np.abs(gradient - theirs).max() <= 1e-6
+    plain, _, _ = by_jax(settings, known, replace(step_of(settings, known, True), correction=None))
+    assert abs(plain - value) > 1e-3
 
 
 @pytest.mark.parametrize("correction", [False, True])
