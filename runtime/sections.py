@@ -254,8 +254,8 @@ class Rollout:
         rows: Number of completions generated at once, over all devices, or asked of the server at once; null
             generates all of a step.
         url: Address of the vLLM server. A key for it is read from the environment variable VLLM_API_KEY.
-        adapter_path: Folder for the adapters of steps, an absolute path that the server reads too; null uses
-            rollout-adapters in the checkpoint directory. It has at most two adapters at a time.
+        adapter_path: Folder for this run's adapters alone, an absolute path that the server reads too; null
+            uses rollout-adapters in the checkpoint directory. It has at most two adapters at a time.
         server_adapter_path: The same folder as the server sees it, for example in its container; null for the
             same path.
         wait_seconds: How long the run waits for a server that does not answer, or that has restarted, before
