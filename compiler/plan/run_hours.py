@@ -23,6 +23,10 @@ REWARDS_NOT_COUNTED = (
     "Completions count with their largest length. Rewards, groups that are drawn again, checkpoints, "
     "start-up and compilation are not counted."
 )
+SERVER_NOT_COUNTED = (
+    "The server that generates is not counted, neither its price nor the time in which a step waits for it. "
+    "Rewards, checkpoints, start-up and compilation are not counted."
+)
 
 
 def planned_length(
@@ -50,7 +54,7 @@ def planned_length(
     if isinstance(counted, Statistics):
         source, steps = "data", counted.steps(train)
         per_row, answers = counted.tokens_per_row, counted.answers
-        if generation is not None:  # what was counted are prompts
+        if train.grpo is not None:  # what was counted are prompts
             per_row = float(data.max_length)
     else:
         source, steps = "steps", train.steps
@@ -79,8 +83,15 @@ def planned_length(
         usd_per_hour=price,
         tokens_per_second=speed,
         usd_per_million_tokens=price / 3600 / speed * 1e6 if price is not None and speed else None,
-        note=f"{_basis(program, counted)} {NOT_COUNTED if generation is None else REWARDS_NOT_COUNTED}",
+        note=f"{_basis(program, counted)} {_not_counted(program, generation)}",
     )
+
+
+def _not_counted(program: Program, generation: Generation | None) -> str:
+    if generation is not None:
+        return REWARDS_NOT_COUNTED
+    served = program.recipe.train.grpo is not None and program.recipe.rollout.engine == "vllm"
+    return SERVER_NOT_COUNTED if served else NOT_COUNTED
 
 
 def _with_generation(generation: Generation, update: float, interval: Interval) -> Interval:

@@ -136,6 +136,14 @@ SUBPLOTS = (
         floor=True,
     ),
     Subplot(
+        "server-difference",
+        "Difference of the server's log-probabilities",
+        "Mean of a token's log-probability in the training step and in the server that generated it.",
+        "nats a token",
+        (("sampling_logp_difference", "difference"),),
+        floor=True,
+    ),
+    Subplot(
         "entropy",
         "Entropy",
         "Of the distributions from which the completions' tokens are drawn, on average.",
