@@ -51,6 +51,20 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage during the collection of tests, which leaves millions of objects that stay.
+
+    They are excluded from the garbage collections of the tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.fixture
 def update(request: pytest.FixtureRequest) -> bool:
     """Whether to rewrite golden files."""
@@ -59,7 +73,7 @@ def update(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="module", autouse=True)
 def small_heap() -> None:
-    """Exclude objects of test collection and earlier modules from garbage collection.
+    """Exclude objects of earlier modules from garbage collection.
 
     Otherwise, each collection visits all of them, and the code under test triggers some: verifying a merge
     took two and a half times as long.

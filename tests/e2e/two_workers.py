@@ -36,9 +36,15 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     # The fine-tuned model, and vLLM's servers on the CPU.
     "gemma3": ("test_gemma3_270m", "test_vllm"),
+    # The Docker engine, which a worker keeps to its end. A second worker would wait until then.
+    "docker": ("test_serve_containers", "test_serve_pin"),
     groups.OTHERS: (),
 }
 """Modules by group. Any other module forms its own group, which is scheduled at the place of OTHERS."""
+
+
+FIXTURES = {"engine": "docker", "tuned": "gemma3"}
+"""The group of every test that uses one of these fixtures of a session."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,6 +61,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> groups.Group
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        names = {FIXTURES[name] for name in FIXTURES.keys() & getattr(item, "fixturenames", ())}
+        if item.path.parent == Path(__file__).parent and names - {groups.group(item.nodeid, GROUPS)}:
+            raise pytest.UsageError(f"{item.nodeid} must be in the group {', '.join(names)}")
     groups.put_in_order(items, GROUPS)
 
 

@@ -1,7 +1,7 @@
 """Compare ports of TRL's, the Trainer's, torchtune's and litgpt's files with those libraries.
 
-torchtune and litgpt are read from their wheels: single functions and classes that need only torch.
-What imports TRL is in `make nightly`.
+torchtune and litgpt are read from their wheels, which `make e2e` downloads: single functions and classes that
+need only torch. What imports TRL is in `make nightly`.
 """
 
 from __future__ import annotations
@@ -243,6 +243,7 @@ TORCHTUNE: dict[str, Any] = {
 }
 
 
+@pytest.mark.e2e
 def test_learning_rates_match_torchtune(tmp_path: Path) -> None:
     name = "get_cosine_schedule_with_warmup"
     made = from_wheel(
@@ -253,6 +254,7 @@ def test_learning_rates_match_torchtune(tmp_path: Path) -> None:
     np.testing.assert_allclose(rates(ledger, 40), theirs, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.e2e
 def test_learning_rates_match_litgpt(tmp_path: Path) -> None:
     made = from_wheel("litgpt", "litgpt/finetune/lora.py", "get_lr_scheduler", torch=torch)
     content = {"checkpoint_dir": "Qwen/Qwen3-0.6B", "lora_r": 4, "train": {"lr_warmup_steps": 6}}
@@ -295,6 +297,7 @@ def test_learning_rates_and_optimizer_match_tunix(
     assert ledger.value("train.optimizer.max_grad_norm") is None
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("given", ["", "1 2"])
 def test_alpaca_prompt_matches_torchtune(tmp_path: Path, given: str) -> None:
     made = from_wheel(
@@ -360,6 +363,7 @@ def tokenized(name: str, turns: Any) -> str:
     return "".join(parts).replace("<s> ", "<s>")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "name",
     ["gemma_tokenizer", "llama2_tokenizer", "mistral_tokenizer", "phi3_mini_tokenizer", "phi4_tokenizer"],
