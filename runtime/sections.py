@@ -351,18 +351,14 @@ class Data:
             train_test_split(test_size=eval_fraction, seed=eval_seed) selects from all sources together.
             shuffle_seed orders the others. null holds none out.
         eval_seed: Seed of the selection for eval_fraction.
-        format: What a sample contains: chat has messages with role and content (or ShareGPT's conversations
-            with from and value), and optionally tools; instruction has instruction, input and output;
-            prompt_completion has prompt and completion; text has text; preference has prompt, chosen and
-            rejected, for dpo, cpo and orpo; unpaired_preference has prompt, completion and label, for kto;
-            prompt has messages or prompt, and the columns that rewards read, for grpo.
+        format: What a sample contains.
         fields: Renames columns: maps the format's name of a column to its name in the source.
         transform: A Python function that turns a sample into a sample or None, as file.py:function, relative
             to the recipe's folder. The file is copied into the artifact.
         chat_template: A Jinja chat template: a file relative to the recipe's folder, or the template itself;
             null uses the tokenizer's.
-        loss_on: Tokens that carry loss: every assistant turn, only the last one, the completion, or all; or
-            the turns of the listed roles, such as [assistant, tool].
+        loss_on: Tokens that carry loss: one of these words, or the turns of the listed roles, such as
+            [assistant, tool].
         reasoning: What to do with the assistant's reasoning in reasoning_content, reasoning, thinking or
             <think>; null leaves this to the template, which may drop it from earlier turns.
         special_tokens: How the texts of control tokens, such as <|im_end|>, are tokenized if they stand in
@@ -416,10 +412,8 @@ class Train:
     """The run: its length, batches, optimizer and schedule.
 
     Attributes:
-        objective: What the model learns: sft, to write the samples; dpo, cpo and orpo, to prefer the chosen
-            answer to the rejected one (data.format: preference); kto, to prefer desirable answers to
-            undesirable ones (data.format: unpaired_preference); grpo, to write answers with high rewards
-            (data.format: prompt); distill, to predict as a teacher does.
+        objective: What the model learns. dpo, cpo and orpo need data.format: preference, kto
+            unpaired_preference, grpo prompt.
         distill: distill: the teacher, and the divergence from it. null has none.
         grpo: grpo: groups of completions, their lengths and sampling, and the loss.
         beta: dpo and kto: how close the model stays to the model before training; cpo: factor of the

@@ -250,13 +250,12 @@ def _worst(cases: Sequence[Mapping[str, str]], what: str) -> str:
 
 
 def _rehearsed(rehearsal: Mapping[str, str] | None) -> str:
-    """Return the loss of the first and last step, and the merged model's distance from the trained one."""
+    """Return the merged model's distance from the trained one."""
     if rehearsal is None:
         return ""
-    loss = re.search(r"loss ([\d.]+ to [\d.]+)", rehearsal["train"])
     apart = re.search(r"difference ([\d.e+-]+)", rehearsal["verify"])
-    assert loss and apart and rehearsal["compare"].endswith("bit-identical")
-    return f"{loss[1]}, {apart[1]}"
+    assert apart and rehearsal["compare"].endswith("bit-identical")
+    return apart[1]
 
 
 def _planned(planned: Mapping[str, Any] | None) -> str:

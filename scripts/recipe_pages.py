@@ -57,14 +57,6 @@ device's memory, run `recipe plan`. A dash means that the bound is more than the
 """
 
 
-ABOUT_EXPERTS = """\
-The figures are for a micro-batch on one device, with tokens spread evenly over the experts. Products are
-the matrix products of the experts, at half of the peak. Dispatch is the rows that go to the devices of
-their experts and back. Gathers are the gathered weights. Both are at the full speed of a chip's links, even
-if other work hides them; the step above counts only the time that is not hidden.
-"""
-
-
 @dataclass(frozen=True)
 class Parts:
     """The share of a micro-batch that experts take, on one device.
@@ -352,12 +344,6 @@ def page(programs: Mapping[str, Program], record: Record, known: Mapping[str, Ma
         "## What was verified\n",
         ABOUT_CARDS,
         cards(programs, known),
-        "## Experts\n",
-        ABOUT_EXPERTS,
-        table(
-            _OF_EXPERTS,
-            [_parts(name, one) for name, one in record.recipes.items() if one.parts and one.seconds],
-        ),
         "## Where a model fits\n",
         ABOUT_FITS,
         _fits(record),
@@ -385,21 +371,6 @@ def _row(program: Program, planned: Planned | None) -> tuple[str, ...]:
         f"{thousands(slow)} to {thousands(fast)}",
         span(*planned.step, 2),
         how,
-    )
-
-
-_OF_EXPERTS = ("Recipe", "Micro-batch, s", "Products, s", "Dispatch", "Gathers")
-
-
-def _parts(name: str, planned: Planned) -> tuple[str, ...]:
-    parts = planned.parts
-    assert parts is not None
-    moved = ((parts.dispatched, parts.dispatch), (parts.gathered, parts.gathers))
-    return (
-        f"`{name}`",
-        f"{planned.seconds:.2f}",
-        f"{parts.experts:.2f}",
-        *(f"{size / 1e9:.1f} GB, {seconds:.2f} s" if size else "none" for size, seconds in moved),
     )
 
 

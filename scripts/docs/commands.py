@@ -18,7 +18,8 @@ as this page.
 Every command has `-q, --quiet` (print only errors), `-v, --verbose` (print what the command is doing) and
 `--help`. RECIPE is the YAML file of a recipe. Most that take one have `--notes` (print notes in full)
 and `--set PATH=VALUE`, which sets a key to a YAML value and may be repeated:
-`--set train.steps=10 --set 'mesh.axes={fsdp: 2, tp: 2}'`.
+`--set train.steps=10 --set 'mesh.axes={fsdp: 2, tp: 2}'`. ARTIFACT is an artifact's folder: generated/NAME.
+Where it is listed, `--json` prints JSON.
 
 """
 
@@ -47,26 +48,26 @@ def pages() -> tuple[Page, ...]:
         text,
         flags=re.M,
     )
-    groups = {f"{name} ": one.commands for name, one in commands.items() if hasattr(one, "commands")}
+    groups = {
+        f"{name} ": command.commands for name, command in commands.items() if hasattr(command, "commands")
+    }
     for group, names in {"": commands, **groups}.items():
-        for name, one in names.items():
-            said = (one.help or "").partition("\n\n")[0]
-            line = f"* [`recipe {group}{name}`](#{_anchor(group + name)}): {said}"
-            text = re.sub(rf"^\* `{name}`: .*$", line.replace("\\", r"\\"), text, count=1, flags=re.M)
+        links = ", ".join(f"[`{name}`](#{_anchor(group + name)})" for name in names)
+        text = re.sub(
+            r"^\*\*Commands\*\*:\n\n(?:\* .*\n)+", f"Commands: {links}\n", text, count=1, flags=re.M
+        )
     text = re.sub(r"\s+\[(default: [^\]]*|required)\]", r" (\1)", text)
     for option in SHARED:
         text = re.sub(rf"^\* `{re.escape(option)}`: .*\n", "", text, flags=re.M)
     text = re.sub(
-        r"^\* `RECIPE <(?:path|list\[Path\])>`: YAML files? of (?:a recipe|recipes)\. \(required\)\n",
+        r"^\* `RECIPE <(?:path|list\[Path\])>`: YAML files? of (?:a recipe|recipes)\. \(required\)\n"
+        r"|^\* `ARTIFACT <path>`: An artifact's folder: generated/NAME\. \(required\)\n",
         "",
         text,
         flags=re.M,
     )
-    text = re.sub(
-        r"\*\*(?:Arguments|Options)\*\*:\n+(?=$|<a |#|\*\*)", "", text
-    )  # of a command without others
-    text = text.replace("**Usage**:\n\n", "")
-    return (Page("commands.md", "Commands", HEAD + text.rstrip("\n") + "\n"),)
+    text = re.sub(r"\*\*(?:Usage|Arguments|Options)\*\*:\n\n", "", text)
+    return (Page("commands.md", "Commands", HEAD + re.sub("\n{3,}", "\n\n", text).rstrip("\n") + "\n"),)
 
 
 def _anchor(command: str) -> str:

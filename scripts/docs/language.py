@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from recipec.spec.recipe_text import to_yaml
@@ -21,6 +22,9 @@ TOTALS = re.compile(
 
 OF_EACH_KEY = "the default of each key"
 """The default of a section that says nothing about it."""
+
+SECTION = "a section of keys"
+"""The type of a key that holds a section."""
 
 LIST = re.compile(r"(?<=<!-- sections, from the schema -->\n).*(?=<!-- end of sections -->)", re.S)
 """The place of the list of sections in docs/language.md."""
@@ -47,7 +51,7 @@ def completed(markdown: str) -> str:
         if _target(field):
             rows.append(f"| [`{name}`](language/{name}.md) | {cell(meaning)} |")
         else:
-            plain += _key(name, field, schema["$defs"], name)
+            plain += _key(name, field, schema["$defs"], name, Written({}, []))
     text = "\n".join(["", *rows, "", *plain])
     return LIST.sub(lambda _: text, markdown)
 
@@ -70,55 +74,106 @@ def _section(name: str, field: Schema, sections: Schema) -> str:
     for example in field.get("examples", ())[:1]:
         lines += ["", "```yaml", to_yaml({name: example}).rstrip("\n"), "```"]
     lines += [""]
+    written = Written({}, [{name: example} for example in field.get("examples", ())[:1]])
     item = "[]" if field.get("type") == "array" else ""
-    return "\n".join([*lines, *_keys(_mapping(target), sections, f"{name}{item}", "")]).rstrip("\n") + "\n"
+    keys = _keys(_mapping(target), sections, f"{name}{item}", "", written)
+    return "\n".join([*lines, *keys]).rstrip("\n") + "\n"
 
 
-def _keys(section: Schema, sections: Schema, path: str, above: str) -> Iterator[str]:
+@dataclass(frozen=True)
+class Written:
+    """What a page already has.
+
+    Attributes:
+        sections: the path at which the keys of a section were written, by the section's name.
+        examples: parts of recipes.
+    """
+
+    sections: dict[str, str]
+    examples: list[Any]
+
+    def shows(self, path: str) -> bool:
+        """Return whether an example has a key."""
+        return any(_has(example, path.split(".")) for example in self.examples)
+
+
+def _has(value: Any, path: list[str]) -> bool:
+    if not path:
+        return True
+    name = path[0].removesuffix("[]")
+    if not isinstance(value, dict) or name not in value:
+        return False
+    inner = value[name]
+    if path[0].endswith("[]"):
+        return any(_has(item, path[1:]) for item in inner if isinstance(inner, list))
+    return _has(inner, path[1:])
+
+
+def _keys(section: Schema, sections: Schema, path: str, above: str, written: Written) -> Iterator[str]:
     """Yield the keys of a section, and of the sections within it.
 
     Args:
         path: of the section in a recipe.
         above: the path below the page's section, with hyphens, for anchors: "" or "optimizer-".
+        written: what the page has, which grows.
     """
     for name, field in section["properties"].items():
         anchor = f"{above}{name}"
-        yield from _key(f"{path}.{name}", field, sections, anchor)
+        yield from _key(f"{path}.{name}", field, sections, anchor, written)
         inner = _target(field)
-        if inner:
+        if inner in written.sections:
+            yield from (f"The keys of an entry are those of `{written.sections[inner]}`.", "")
+        elif inner:
             item = "[]" if field.get("type") == "array" else ""
-            yield from _keys(_mapping(sections[inner]), sections, f"{path}.{name}{item}", f"{anchor}-")
+            written.sections[inner] = f"{path}.{name}{item}"
+            yield from _keys(
+                _mapping(sections[inner]), sections, f"{path}.{name}{item}", f"{anchor}-", written
+            )
 
 
-def _key(path: str, field: Schema, sections: Schema, anchor: str) -> Iterator[str]:
-    yield from (heading("##", f"`{path}`", anchor), "")
-    yield from (_parted(field)[0], "", _facts(field, sections, path), "")
+def _key(path: str, field: Schema, sections: Schema, anchor: str, written: Written) -> Iterator[str]:
+    yield from (heading("##", f"`{path}`", anchor), "", _parted(field)[0], "")
     meanings = _meanings(field)
-    if meanings:
-        yield from ("| value | |", "|---|---|")
-        yield from (f"| `{_value(value)}` | {cell(meaning)} |" for value, meaning in meanings.items())
-        yield ""
     example = next(
-        (one for one in field.get("examples", ()) if json.dumps(one) != _parted(field)[2].strip("`")), None
+        (value for value in field.get("examples", ()) if json.dumps(value) != _parted(field)[2].strip("`")),
+        None,
     )
-    if example is not None:
-        yield from ("```yaml", to_yaml(_within(path, example)).rstrip("\n"), "```", "")
+    text = ""
+    telling = not isinstance(example, bool | int | float | None)
+    if telling and not meanings and not written.shows(path):
+        nested = _within(path, example)
+        written.examples.append(nested)
+        text = to_yaml({path.rpartition(".")[2]: example}).rstrip("\n")
+    facts = _facts(field, sections, path)
+    if text and "\n" not in text and "`" not in text:
+        facts = "; ".join(filter(None, [facts, f"for example `{text}`"]))
+        text = ""
+    if facts:
+        yield from (facts, "")
+    if len(meanings) > 1:
+        yield from (f"- `{_value(value)}`: {meaning}" for value, meaning in meanings.items())
+        yield ""
+    if text:
+        yield from ("```yaml", text, "```", "")
 
 
 def _facts(field: Schema, sections: Schema, path: str) -> str:
     """Return type, unit and default, on one line."""
     _, required, default = _parted(field)
-    facts = (
-        [f"**Type** {'one of these values' if _listed(field) else _type(field, sections)}"] if path else []
-    )
+    facts = [_type(field, sections)] if path and not _listed(field) else []
+    if default == "`null`":
+        facts = [fact.removesuffix(" or `null`") for fact in facts]
+    if facts == [SECTION]:
+        facts = []
     unit = field.get("x-unit", "")
     if unit and not unit.startswith("none"):
-        facts.append(f"**Unit** {unit}")
+        facts.append(f"**unit** {unit}")
     if field.get("x-form"):
-        facts.append(f"**Form** {field['x-form']}")
+        facts.append(f"**form** {field['x-form']}")
     stated = default and default != OF_EACH_KEY
-    facts.append("**Required**" if required else f"**Default** {default}" if stated else "")
-    return " · ".join(fact for fact in facts if fact)
+    facts.append("**required**" if required else f"**default** {default}" if stated else "")
+    text = "; ".join(fact for fact in facts if fact)
+    return text if text.startswith("`") else re.sub("[a-z]", lambda letter: letter[0].upper(), text, count=1)
 
 
 def _parted(field: Schema) -> tuple[str, bool, str]:
@@ -150,7 +205,7 @@ def _type(field: Schema, sections: Schema) -> str:
         kinds = [
             _type(one, sections) for one in sections[name].get("anyOf", ()) if one.get("type") != "object"
         ]
-        return " or ".join([*kinds, "a section of keys"])
+        return " or ".join([*kinds, SECTION])
     if "const" in field:
         return f"`{_value(field['const'])}`"
     if "enum" in field:
@@ -161,23 +216,19 @@ def _type(field: Schema, sections: Schema) -> str:
     if kind == "object":
         values = field.get("additionalProperties")
         return f"mapping of names to: {_type(values, sections)}" if isinstance(values, dict) else "mapping"
-    named = {"integer": "whole number", "number": "number", "string": "text", "boolean": "`true` or `false`"}
+    named = {"integer": "whole number", "number": "number", "string": "text", "boolean": "boolean"}
     return f"{named.get(str(kind), '`null`' if kind == 'null' else 'any value')}{_bounds(field)}"
 
 
 def _bounds(field: Schema) -> str:
     low, high = field.get("minimum"), field.get("maximum")
     above, below = field.get("exclusiveMinimum"), field.get("exclusiveMaximum")
-    said = []
-    if low is not None:
-        said.append(f"at least {low:,}")
-    if above is not None:
-        said.append(f"more than {above:,}")
-    if high is not None and high < 10**9:
-        said.append(f"at most {high:,}")
-    if below is not None:
-        said.append(f"less than {below:,}")
-    return f", {', '.join(said)}" if said else ""
+    if high is not None and high >= 10**9:
+        high = None
+    if low is not None and high is not None:
+        return f" from {low:,} to {high:,}"
+    limits = (("at least", low), ("more than", above), ("at most", high), ("less than", below))
+    return "".join(f", {words} {limit:,}" for words, limit in limits if limit is not None)
 
 
 def _listed(field: Schema) -> bool:

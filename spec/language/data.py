@@ -215,11 +215,7 @@ class Data(Section):
         "Seed of the selection for eval_fraction.", 42, unit="none (a seed)", ge=0, le=2**32 - 1
     )
     format: Format = field(
-        "What a sample contains: chat has messages with role and content (or ShareGPT's conversations with "
-        "from and value), and optionally tools; instruction has instruction, input and output; "
-        "prompt_completion has prompt and completion; text has text; preference has prompt, chosen and "
-        "rejected, for dpo, cpo and orpo; unpaired_preference has prompt, completion and label, for kto; "
-        "prompt has messages or prompt, and the columns that rewards read, for grpo.",
+        "What a sample contains.",
         "chat",
         choices=FORMATS,
     )
@@ -244,8 +240,8 @@ class Data(Section):
         example="template.jinja",
     )
     loss_on: LossOn = field(
-        "Tokens that carry loss: every assistant turn, only the last one, the completion, or all; or the "
-        "turns of the listed roles, such as [assistant, tool].",
+        "Tokens that carry loss: one of these words, or the turns of the listed roles, such as "
+        "[assistant, tool].",
         default_is="assistant for chat, all for text, completion for the other formats",
         default_factory=_loss_of_format,
         example="assistant",

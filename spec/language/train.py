@@ -282,10 +282,8 @@ class Train(Section):
     """The run: its length, batches, optimizer and schedule."""
 
     objective: Literal["sft", "dpo", "cpo", "orpo", "kto", "grpo", "distill"] = field(
-        "What the model learns: sft, to write the samples; dpo, cpo and orpo, to prefer the chosen answer to "
-        "the rejected one (data.format: preference); kto, to prefer desirable answers to undesirable ones "
-        "(data.format: unpaired_preference); grpo, to write answers with high rewards (data.format: prompt); "
-        "distill, to predict as a teacher does.",
+        "What the model learns. dpo, cpo and orpo need data.format: preference, kto unpaired_preference, "
+        "grpo prompt.",
         "sft",
         choices={
             "sft": "Supervised: to write the samples.",
