@@ -100,7 +100,10 @@ def card(program: Program) -> dict[str, Result]:
 
 def rows(program: Program) -> list[tuple[str, str, str, str]]:
     """Return the card as a table: what is verified, by which method, the result, versions and date."""
-    return [(KINDS[kind].title, KINDS[kind].by, one.figures, one.when) for kind, one in card(program).items()]
+    return [
+        (KINDS[kind].title, KINDS[kind].by, entry.figures, entry.when)
+        for kind, entry in card(program).items()
+    ]
 
 
 def document(program: Program) -> Document:
@@ -119,8 +122,8 @@ def as_json(program: Program) -> dict[str, Any]:
     return {
         "name": program.name,
         "verified": {
-            kind: None if one.figures == NOT_YET else {"by": KINDS[kind].by, **one.record()}
-            for kind, one in rows.items()
+            kind: None if row.figures == NOT_YET else {"by": KINDS[kind].by, **row.record()}
+            for kind, row in rows.items()
         },
     }
 
@@ -139,5 +142,7 @@ def verified() -> Mapping[str, Mapping[str, Any]]:
 
 def dumped(records: Mapping[str, Mapping[str, Result]]) -> str:
     """Return the text of data/verified.json for these records."""
-    kept = {kind: {name: one.record() for name, one in entries.items()} for kind, entries in records.items()}
+    kept = {
+        kind: {name: entry.record() for name, entry in entries.items()} for kind, entries in records.items()
+    }
     return json.dumps(kept, indent=1, sort_keys=True) + "\n"

@@ -18,7 +18,7 @@ def json_value(content: str | bytes) -> Any:
         return None
     inner = [value]
     for _ in range(LEVELS + 1):
-        inner = [part for one in inner for part in _parts(one)]
+        inner = [part for item in inner for part in _parts(item)]
         if not inner:
             return value
     return None

@@ -16,9 +16,9 @@ from pathlib import Path
 
 def folder() -> Path:
     """Return the folder of the results."""
-    given = os.environ.get("RECIPEC_CACHE")
-    if given:
-        return Path(given).expanduser() / "plan"
+    path = os.environ.get("RECIPEC_CACHE")
+    if path:
+        return Path(path).expanduser() / "plan"
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "recipec" / "plan"
 
 

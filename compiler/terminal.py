@@ -233,8 +233,8 @@ def _flags() -> list[Any]:
     return [param for param in params if param.name in ("quiet", "verbose", "notes")]
 
 
-def _quiet(given: bool) -> None:
-    if not given:
+def _quiet(value: bool) -> None:
+    if not value:
         return
     manner.quiet = True
     _refuse_silence("--verbose", manner.verbose)
@@ -242,8 +242,8 @@ def _quiet(given: bool) -> None:
     progress.silent = True
 
 
-def _verbose(given: bool) -> None:
-    if not given:
+def _verbose(value: bool) -> None:
+    if not value:
         return
     manner.verbose = True
     _refuse_silence("--verbose", manner.verbose)
@@ -252,13 +252,13 @@ def _verbose(given: bool) -> None:
         logging.getLogger().setLevel(logging.INFO)
 
 
-def _notes(given: bool) -> None:
-    manner.notes = manner.notes or given
+def _notes(value: bool) -> None:
+    manner.notes = manner.notes or value
     _refuse_silence("--notes", manner.notes)
 
 
-def _refuse_silence(flag: str, given: bool) -> None:
-    if manner.quiet and given:
+def _refuse_silence(flag: str, value: bool) -> None:
+    if manner.quiet and value:
         raise typer.BadParameter("one of the two", param_hint=f"--quiet and {flag}")
 
 
@@ -275,7 +275,7 @@ class _Stderr(logging.Handler):
 
 def _unlog() -> None:
     root = logging.getLogger()
-    for handler in [one for one in root.handlers if isinstance(one, _Stderr)]:
+    for handler in [handler for handler in root.handlers if isinstance(handler, _Stderr)]:
         root.removeHandler(handler)
         root.setLevel(logging.WARNING)
 

@@ -80,19 +80,19 @@ class Given:
 
     def parsed(self, kind: str) -> Made:
         """Return what the parser makes of a library's class. A class that is not known may have any key."""
-        made = Made(kind, {}, ast.Constant(kind, lineno=1, col_offset=0))
-        return self.filled(made, of_class(kind) or frozenset(self.args))
+        instance = Made(kind, {}, ast.Constant(kind, lineno=1, col_offset=0))
+        return self.filled(instance, of_class(kind) or frozenset(self.args))
 
-    def filled(self, made: Made, names: frozenset[str]) -> Made:
+    def filled(self, instance: Made, names: frozenset[str]) -> Made:
         """Give an object of a class the file's values of its fields."""
         self.used = True
         for key in self.args:
             if key in names or current(key) in names:
-                made.args[key] = self.args[key]
+                instance.args[key] = self.args[key]
                 if self.notes[key] == NOWHERE:
                     self.notes[key] = READ if key in self.reads else UNREAD
-        made.told["parsed"] = Arg(True, ast.Constant(True, lineno=1, col_offset=0), ast.Constant(True))
-        return made
+        instance.told["parsed"] = Arg(True, ast.Constant(True, lineno=1, col_offset=0), ast.Constant(True))
+        return instance
 
     def read(self, name: str, arg: Arg) -> None:
         """Note that the script reads a value of the file."""
@@ -122,14 +122,14 @@ def of_class(kind: str) -> frozenset[str]:
     return frozenset(keys_of(tool, section)) | OLDER.get(kind, frozenset()) | (OF_A_RUN if trains else set())
 
 
-def default(made: Made, name: str) -> Any:
+def default(instance: Made, name: str) -> Any:
     """Return the default of a parsed argument.
 
     Raises:
         LookupError: it is not known.
     """
-    tool, section = SECTIONS[made.kind]
-    if "parsed" not in made.told or name not in of_class(made.kind):
+    tool, section = SECTIONS[instance.kind]
+    if "parsed" not in instance.told or name not in of_class(instance.kind):
         raise LookupError(name)
     return defaults_of(tool, section).get(current(name))
 
@@ -137,19 +137,19 @@ def default(made: Made, name: str) -> Any:
 QUANTIZED = words("load_in_4bit load_in_8bit bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage")
 
 
-def of_model(made: Made, node: ast.Call, name: str, given: Given) -> Made | None:
+def of_model(instance: Made, node: ast.Call, name: str, file_arguments: Given) -> Made | None:
     """Return what TRL's get_peft_config and get_quantization_config make of a ModelConfig."""
     defaults = defaults_of("trl", "model")
 
     def value(key: str) -> Any:
-        if key in made.args:
-            given.read(key, made.args[key])
-        return made.args[key].value if key in made.args else defaults.get(key)
+        if key in instance.args:
+            file_arguments.read(key, instance.args[key])
+        return instance.args[key].value if key in instance.args else defaults.get(key)
 
     quantized = name == "get_quantization_config"
     if not (value("load_in_4bit") or value("load_in_8bit") if quantized else value("use_peft")):
         return None
     lora = {key for key in defaults if key.startswith("lora_")} | {"use_rslora", "use_dora"}
     taken = [key for key in defaults if key in (QUANTIZED if quantized else lora)]
-    args = {key: made.args.get(key) or Arg(defaults[key], node, node) for key in taken}
+    args = {key: instance.args.get(key) or Arg(defaults[key], node, node) for key in taken}
     return Made("bnb" if quantized else "lora", args, node)

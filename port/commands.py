@@ -70,7 +70,9 @@ PROGRAMS: tuple[tuple[str, str, str], ...] = (
 
 WRAPPERS = words("srun nohup time exec sudo env uv poetry conda mamba pixi numactl nsys docker ! %%bash")
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
-TOOLS = {program.partition(" ")[0] for one, _, _ in PROGRAMS for program in one.split("|") if " " in program}
+TOOLS = {
+    program.partition(" ")[0] for words, _, _ in PROGRAMS for program in words.split("|") if " " in program
+}
 STARTS = {*LAUNCHERS, "python", "python3", "llamafactory-cli", "lmf", *TOOLS} - {"-m"}
 SINGLE = ("axolotl", "torchtune", "maxtext", "oumi", "automodel", "litgpt", "tunix")
 """Dialects whose flags take exactly one value."""
@@ -213,10 +215,10 @@ def _program(statement: Statement) -> Program | None:
     called = called.replace("--module ", "-m ")
     rest = tuple(words[at + 1 + pair :])
     for pattern, dialect, tool in PROGRAMS:
-        if found := re.fullmatch(pattern, called):
-            kind = found[1] if found.groups() else None
+        if match := re.fullmatch(pattern, called):
+            kind = match[1] if match.groups() else None
             if tool == "torchtune" and not any(
-                "finetune" in each.text or "dpo" in each.text for each in rest
+                "finetune" in word.text or "dpo" in word.text for word in rest
             ):
                 return None  # an evaluation, a generation, a quantization
             return Program(called, dialect, tool, kind, tuple(launcher), rest, head, statement)
@@ -303,7 +305,9 @@ class _Laid:
 
     def _forget(self, key: str) -> None:
         for places in (self.spans, self.keys, self.secrets, self.shell):
-            for known in [each for each in places if each == key or each.startswith((f"{key}.", f"{key}["))]:
+            for known in [
+                place for place in places if place == key or place.startswith((f"{key}.", f"{key}["))
+            ]:
                 places.pop(known)
 
     def source(self, path: Path, file: str) -> Source:
@@ -379,7 +383,7 @@ class _Script:
     def __init__(self, path: Path, file: str, text: str, beside: Sequence[Path]) -> None:
         self.path, self.file = path, file
         self.text = re.sub("[\ue000-\ue002]", "?", text)
-        self.beside = [each for each in beside if each.suffix in CONFIGS]
+        self.beside = [path for path in beside if path.suffix in CONFIGS]
         self.taken: set[Path] = set()
         self.found: list[Diagnostic] = []
         self.start = ""
@@ -445,19 +449,21 @@ class _Script:
         except Unreadable as error:
             help = "bash -n SCRIPT shows what bash cannot read"
             raise self.refused(E1183, str(error), help, self.span(error.at, error.at + 1)) from None
-        programs = [found for each in self.shell.statements if (found := _program(self.local(each)))]
+        programs = [
+            program for statement in self.shell.statements if (program := _program(self.local(statement)))
+        ]
         if chosen is None and any(
-            each.tool for each in programs
+            program.tool for program in programs
         ):  # the others only have names like a training
-            programs = [each for each in programs if each.tool or each.launcher]
+            programs = [program for program in programs if program.tool or program.launcher]
         if not programs:
             message = f"{self.file} has no command that trains"
             help = "looked for the tools' commands, and launchers with a training script"
             raise self.refused(E1182, message, help, Span(self.file, 1, 1, self.tree.lines[0]))
         if (number is None and len(programs) > 1) or not 1 <= (number or 1) <= len(programs):
             lines = [
-                f"--command {index}: {_called(each)} (line {self.place(each.head).line})"
-                for index, each in enumerate(programs[:20], 1)
+                f"--command {index}: {_called(program)} (line {self.place(program.head).line})"
+                for index, program in enumerate(programs[:20], 1)
             ]
             message = f"{self.file} has {plural(len(programs), 'training command')}; a recipe is for one"
             help = "choose one:\n" + "\n".join(f"  {line}" for line in lines)
@@ -552,7 +558,7 @@ class _Script:
         elif len(values) > 1 or ("list" in kind.lower() and dialect not in SINGLE):
             lists = len(read) == 1 and isinstance(read[0][0], list)
             many = read[0][0] if lists else [value for value, _ in read]
-            secrets = {f"[{i}]": what for i, (_, found) in enumerate(read) for what in found.values()}
+            secrets = {f"[{i}]": what for i, (_, texts) in enumerate(read) for what in texts.values()}
             laid.lay(key, many, span, secrets, self.place(values[0]))
         else:
             value, secrets = read[0]
@@ -585,9 +591,9 @@ class _Script:
         method = plain[0].text if plain and plain[0].text in ("lora", "full", "adapter", "adapter_v2") else ""
         if method.startswith("adapter"):
             raise self._unread(replace(program, name=f"{program.name} {method}", tool="litgpt's adapters"))
-        given = plain[1 if method else 0 :]
-        if given:
-            laid.lay("checkpoint_dir", shown(given[0].text), self.place(given[0]))
+        words = plain[1 if method else 0 :]
+        if words:
+            laid.lay("checkpoint_dir", shown(words[0].text), self.place(words[0]))
         full = "full" in f"{program.name} {method}"
         if not full and not any(str(key).startswith("lora_") for key in laid.data):
             rank = tools()["litgpt"]["sections"]["lora"]["lora_r"][1]
@@ -599,9 +605,9 @@ class _Script:
         Raises:
             Refused: the config is missing, or its name is not known.
         """
-        own = PurePosixPath(word.text).name in OWN.get(dialect, ())
-        source = self._beside(word.text, self.place(word), W1186 if own else E1185, says=not own)
-        if source is None and not own:
+        is_own = PurePosixPath(word.text).name in OWN.get(dialect, ())
+        source = self._beside(word.text, self.place(word), W1186 if is_own else E1185, says=not is_own)
+        if source is None and not is_own:
             raise Refused(self.found.pop())
         return source
 
@@ -623,12 +629,12 @@ class _Script:
         names = [text, f"recipes/configs/{text}.yaml"]  # the configs in torchtune's repository
         names = names if not text.endswith(CONFIGS) else [text]
         starts = dict.fromkeys([self.start, ""])
-        places = [home / start / each for home in homes for start in starts for each in names]
+        places = [home / start / name for home in homes for start in starts for name in names]
         inside = [place for place in places if any(place.resolve().is_relative_to(home) for home in homes)]
         present = next((place for place in inside if place.is_file()), None)
-        given = [each for each in self.beside if each.name == PurePosixPath(text).name]
-        if given:
-            present = given[0]
+        paths = [path for path in self.beside if path.name == PurePosixPath(text).name]
+        if paths:
+            present = paths[0]
             self.taken.add(present)
         elif not inside and says:
             message = f"`{text}` is outside the script's folder and the current folder"
@@ -715,11 +721,11 @@ class _Script:
                 and span
                 and "$" not in value
             ):
-                found = self._beside(value, span, W1186)
-                yield from [found] if found else []
+                path = self._beside(value, span, W1186)
+                yield from [path] if path else []
         if "dataset_info" in roles and isinstance(folder := main.get("dataset_dir", "data"), str):
-            found = self._beside(f"{folder}/dataset_info.json", main.top(), W1186, says=False)
-            yield from [found] if found else []
+            path = self._beside(f"{folder}/dataset_info.json", main.top(), W1186, says=False)
+            yield from [path] if path else []
 
 
 _OF_DEEPSPEED = ("gradient_accumulation_steps", "gradient_clipping")

@@ -88,12 +88,12 @@ class Copier:
     def text(self, node: ast.stmt, name: str) -> str:
         """Return a statement as it is in the script; of an import, only the part for a name."""
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [each for each in node.names if _of_import(each) == name]
+            names = [alias for alias in node.names if _of_import(alias) == name]
             if isinstance(node, ast.Import):
                 return ast.unparse(ast.Import(names))
             return ast.unparse(ast.ImportFrom(node.module, names, node.level))
         decorators = getattr(node, "decorator_list", ())
-        first = min([node.lineno, *(each.lineno for each in decorators)])
+        first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
         text = self.whole(first, node.end_lineno or first)
         try:
             same = ast.dump(ast.Module([node], [])) == ast.dump(ast.parse(text))
@@ -159,7 +159,7 @@ def of_maker(copier: Copier, name: str, title: str) -> tuple[str, str]:
     change = inner.get(first.id) if isinstance(first, ast.Name) else None
     if change is None:
         return "", f"{name} returns no function that it defines"
-    unknown = [each.arg for each in (*maker.args.args, *change.args.args[1:])]
+    unknown = [argument.arg for argument in (*maker.args.args, *change.args.args[1:])]
     used = {node.id for node in ast.walk(maker) if isinstance(node, ast.Name)}
     if taken := sorted(used.intersection(unknown)):
         return "", f"it reads `{taken[0]}`, which only Axolotl has"
@@ -195,13 +195,16 @@ def _binds(node: ast.stmt) -> Iterator[str]:
         case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
             yield name
         case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
-            stores = (each for each in ast.walk(node) if isinstance(each, ast.Name))
-            yield from (each.id for each in stores if isinstance(each.ctx, ast.Store))
+            stores = (name for name in ast.walk(node) if isinstance(name, ast.Name))
+            yield from (name.id for name in stores if isinstance(name.ctx, ast.Store))
         case ast.Try(body, handlers):
-            inner = [*body, *(each for handler in handlers for each in handler.body)]
-            if all(isinstance(each, ast.Import | ast.ImportFrom | ast.Assign | ast.Pass) for each in inner):
-                for each in inner:
-                    yield from _binds(each)
+            inner = [*body, *(statement for handler in handlers for statement in handler.body)]
+            if all(
+                isinstance(statement, ast.Import | ast.ImportFrom | ast.Assign | ast.Pass)
+                for statement in inner
+            ):
+                for statement in inner:
+                    yield from _binds(statement)
 
 
 def _imports(node: ast.stmt) -> bool:
@@ -215,7 +218,7 @@ def _of_import(name: ast.alias) -> str:
 def _globals(node: ast.AST) -> set[str]:
     """Return the names that a function or a statement takes from the module around it."""
     text = ast.unparse(node)
-    own = {node.name} if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else set()
+    names = {node.name} if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else set()
 
     def inner(table: symtable.SymbolTable) -> Iterator[str]:
         for symbol in table.get_symbols():
@@ -224,4 +227,4 @@ def _globals(node: ast.AST) -> set[str]:
         for child in table.get_children():
             yield from inner(child)
 
-    return set(inner(symtable.symtable(text, "script", "exec"))) - own
+    return set(inner(symtable.symtable(text, "script", "exec"))) - names

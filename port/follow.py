@@ -161,16 +161,16 @@ class Follower:
     def uncalled(self, module: ast.Module, env: ChainMap[str, Any]) -> None:
         """Follow the only function that constructs a trainer, if the script does not call it by itself."""
         inner = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
-        found = [node for node in inner if any(map(_constructs, _own(node)))]
-        if len(found) == 1:
-            self.inline(found[0], Function(found[0], env), [], {})
+        runs = [node for node in inner if any(map(_constructs, _own(node)))]
+        if len(runs) == 1:
+            self.inline(runs[0], Function(runs[0], env), [], {})
 
     def statement(self, node: ast.stmt, env: ChainMap[str, Any]) -> Any:
         match node:
             case ast.Assign(targets, value):
-                made = self.value(value, env)
+                result = self.value(value, env)
                 for target in targets:
-                    self.bind(target, made, env, value)
+                    self.bind(target, result, env, value)
             case ast.AnnAssign(target, _, ast.expr() as value):
                 self.bind(target, self.value(value, env), env, value)
             case ast.AugAssign(target, op, value):
@@ -186,7 +186,7 @@ class Follower:
                     return self.block(body if known else orelse, env)
                 return self.either(node, (body, orelse), env)
             case ast.For(_, _, body) if any(
-                isinstance(each, ast.Break | ast.Continue) for each in ast.walk(node)
+                isinstance(statement, ast.Break | ast.Continue) for statement in ast.walk(node)
             ):
                 return self.either(node, (body, []), env)
             case ast.For(target, iterable, body):
@@ -197,9 +197,11 @@ class Follower:
                     if (out := self.block(body, env)) is not NOTHING:
                         return out
             case ast.Match(_, cases):
-                return self.either(node, (*(each.body for each in cases), []), env)
+                return self.either(node, (*(case.body for case in cases), []), env)
             case ast.Global(names) | ast.Nonlocal(names):
-                for name, around in ((name, each) for name in names for each in env.maps if name in each):
+                for name, around in (
+                    (name, variables) for name in names for variables in env.maps if name in variables
+                ):
                     around[name] = self.unknown(node, f"`{name}`, which a function changes,")
             case ast.While(_, body):
                 return self.either(node, (body, []), env)
@@ -217,14 +219,14 @@ class Follower:
                 env[name] = Function(node, env)
                 self.classes += [(name, unparsed(base).rpartition(".")[2], node) for base in bases]
             case ast.Import(names) | ast.ImportFrom(_, names):
-                for each in names:
+                for variable in names:
                     module = str(getattr(node, "module", None) or "").partition(".")[0]
-                    if each.name in arguments.HELPERS and module in arguments.MODULES:
-                        env[each.asname or each.name] = Known(f"{module}.{each.name}")
-                    elif each.asname:
-                        env[each.asname] = Known(each.name)
+                    if variable.name in arguments.HELPERS and module in arguments.MODULES:
+                        env[variable.asname or variable.name] = Known(f"{module}.{variable.name}")
+                    elif variable.asname:
+                        env[variable.asname] = Known(variable.name)
                     else:
-                        env.maps[0].pop(each.name, None)
+                        env.maps[0].pop(variable.name, None)
         return NOTHING
 
     def either(self, node: Any, branches: tuple[list[ast.stmt], ...], env: ChainMap[str, Any]) -> Any:
@@ -243,8 +245,8 @@ class Follower:
             outs.append(self.block(body, env))
             after.append(dict(env.maps[0]))
         self.unsure = held
-        for name in {name for each in after for name in each}:
-            values = [each.get(name, NOTHING) for each in after]
+        for name in {name for variables in after for name in variables}:
+            values = [variables.get(name, NOTHING) for variables in after]
             alike = all(value is values[0] or same(value, values[0]) for value in values)
             env[name] = values[0] if alike else first_made(values) or unknown
         if all(out is NOTHING for out in outs):
@@ -258,8 +260,8 @@ class Follower:
                 env[name] = value
             case ast.Tuple(targets) | ast.List(targets):
                 values = value if isinstance(value, list | tuple) and len(value) == len(targets) else None
-                for number, each in enumerate(targets):
-                    self.bind(each, values[number] if values else self.unknown(node), env, node)
+                for number, element in enumerate(targets):
+                    self.bind(element, values[number] if values else self.unknown(node), env, node)
             case ast.Attribute(owner, name):
                 where = self.value(owner, env)
                 if name == "requires_grad":
@@ -284,13 +286,13 @@ class Follower:
 
     def items(self, node: ast.expr, env: ChainMap[str, Any]) -> list[Any]:
         """Return what a loop iterates over: constants, a row's columns taken together, or one Unknown."""
-        found = self.value(node, env)
-        if isinstance(found, Column):
-            return [found]
-        if isinstance(found, dict):
-            found = list(found)
-        if isinstance(found, list | tuple) and len(found) <= 64:
-            return list(found)
+        value = self.value(node, env)
+        if isinstance(value, Column):
+            return [value]
+        if isinstance(value, dict):
+            value = list(value)
+        if isinstance(value, list | tuple) and len(value) <= 64:
+            return list(value)
         return [self.unknown(node)]
 
     def value(self, node: ast.expr, env: ChainMap[str, Any]) -> Any:
@@ -308,24 +310,24 @@ class Follower:
             case ast.Constant(value):
                 return value
             case ast.Name(name):
-                own = {"__name__": "__main__", "__file__": self.code.tree.file}
-                return env[name] if name in env else own.get(name) or Known(name)
+                namespace = {"__name__": "__main__", "__file__": self.code.tree.file}
+                return env[name] if name in env else namespace.get(name) or Known(name)
             case ast.List(items) | ast.Set(items):  # PEFT takes its target_modules as either
                 return self.several(items, env)
             case ast.Tuple(items):
                 return tuple(self.several(items, env))
             case ast.Dict(names, values):
-                made: dict[Any, Any] = {}
-                for key, each in zip(names, values, strict=True):
-                    given = self.value(each, env)
-                    made.update(given if key is None else {self.value(key, env): given})
-                return made
+                mapping: dict[Any, Any] = {}
+                for key, item in zip(names, values, strict=True):
+                    spread = self.value(item, env)
+                    mapping.update(spread if key is None else {self.value(key, env): spread})
+                return mapping
             case ast.JoinedStr(parts):
                 return text_of([self.value(part, env) for part in parts]) or self.unknown(node)
             case ast.FormattedValue(value, conversion, spec):
-                made = self.value(value, env)
-                plain = spec is None and conversion == -1 and isinstance(made, str | int | float)
-                return str(made) if plain else made if spec is None else self.unknown(node)
+                mapping = self.value(value, env)
+                plain = spec is None and conversion == -1 and isinstance(mapping, str | int | float)
+                return str(mapping) if plain else mapping if spec is None else self.unknown(node)
             case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]):
                 return self.arithmetic(node, op, self.value(left, env), self.value(right, env))
             case ast.UnaryOp(op, operand):
@@ -335,13 +337,13 @@ class Follower:
                 if isinstance(operand_value, int | float) and isinstance(op, ast.USub | ast.UAdd):
                     return -operand_value if isinstance(op, ast.USub) else +operand_value
             case ast.BoolOp(op, values):
-                for each in values:
-                    found = self.value(each, env)
-                    if not isinstance(found, PLAIN):
+                for item in values:
+                    item_value = self.value(item, env)
+                    if not isinstance(item_value, PLAIN):
                         return self.unknown(node)
-                    if bool(found) is isinstance(op, ast.Or):
+                    if bool(item_value) is isinstance(op, ast.Or):
                         break
-                return found
+                return item_value
             case ast.IfExp(test, body, orelse):
                 known = self.value(test, env)
                 if isinstance(known, PLAIN):
@@ -359,13 +361,13 @@ class Follower:
                 for item in self.items(iterable, env):
                     self.bind(target, item, inner, iterable)
                     made_list.append(self.value(element, inner))
-                return made_list if not any(isinstance(each, Unknown) for each in made_list) else made_list[0]
+                return made_list if not any(isinstance(item, Unknown) for item in made_list) else made_list[0]
             case ast.Lambda():
                 return Function(node, env)
             case ast.NamedExpr(target, value):
-                found = self.value(value, env)
-                self.bind(target, found, env, value)
-                return found
+                item_value = self.value(value, env)
+                self.bind(target, item_value, env, value)
+                return item_value
             case ast.Call():
                 return self.call(node, env)
         return self.unknown(node)
@@ -373,7 +375,7 @@ class Follower:
     def lines(self, element: ast.expr, over: ast.comprehension) -> bool:
         """Return whether a comprehension parses each line of a file as JSON. It may leave out blank lines."""
         name = unparsed(over.target)
-        every = all(unparsed(each) in (name, f"{name}.strip()") for each in over.ifs)
+        every = all(unparsed(condition) in (name, f"{name}.strip()") for condition in over.ifs)
         return every and unparsed(element) in (f"json.loads({name})", f"json.loads({name}.strip())")
 
     def several(self, nodes: list[ast.expr], env: ChainMap[str, Any]) -> list[Any]:
@@ -386,7 +388,7 @@ class Follower:
         return out
 
     def arithmetic(self, node: ast.expr, op: Any, left: Any, right: Any) -> Any:
-        if unknown := next((each for each in (left, right) if isinstance(each, Unknown)), None):
+        if unknown := next((operand for operand in (left, right) if isinstance(operand, Unknown)), None):
             return unknown
         if isinstance(op, ast.Div) and isinstance(left, str) and isinstance(right, str):
             return posixpath.join(left, right)  # of paths
@@ -396,15 +398,17 @@ class Follower:
             return isinstance(op, ast.IsNot)
         if not isinstance(left, PLAIN) or not isinstance(right, PLAIN):
             return self.unknown(node)
-        sizes = [len(one) if isinstance(one, _LONG) else abs(one or 0) for one in (left, right)]
+        sizes = [
+            len(operand) if isinstance(operand, _LONG) else abs(operand or 0) for operand in (left, right)
+        ]
         if isinstance(left, _LONG) or isinstance(right, _LONG):
             together = sizes[0] * sizes[1] if isinstance(op, ast.Mult) else sum(sizes)
             if together > LONGEST or isinstance(op, ast.Mod):
                 return self.unknown(node)
         elif isinstance(op, ast.Pow) and (sizes[0] > MOST_STEPS or sizes[1] > 64):
             return self.unknown(node)
-        made = _ARITHMETIC[type(op)](left, right)
-        return self.unknown(node) if isinstance(made, int) and made.bit_length() > LARGEST else made
+        result = _ARITHMETIC[type(op)](left, right)
+        return self.unknown(node) if isinstance(result, int) and result.bit_length() > LARGEST else result
 
     def part(self, node: ast.expr, owner: Any, index: Any) -> Any:
         if isinstance(owner, Unknown):
@@ -418,14 +422,14 @@ class Follower:
         if isinstance(owner, Made) and owner.kind == "frame" and isinstance(index, list):
             return (
                 owner.but(told=dict(owner.told))
-                if all(isinstance(each, str) for each in index)
+                if all(isinstance(item, str) for item in index)
                 else self.unknown(node)
             )
         if isinstance(owner, Made) and owner.kind == "all" and isinstance(index, str):
             return owner.but(kind="data", args={**owner.args, "split": Arg(index, node, node)})
         if isinstance(owner, str | list | tuple | dict) and isinstance(index, str | int):
-            found: Any = owner
-            return found[index]
+            value: Any = owner
+            return value[index]
         return self.unknown(node)
 
     def attribute(self, node: ast.expr, owner: Any, name: str) -> Any:
@@ -469,16 +473,16 @@ class Follower:
     def keywords(self, node: ast.Call, env: ChainMap[str, Any]) -> dict[str, Arg]:
         """Return the keyword arguments, including those in **."""
         out: dict[str, Arg] = {}
-        for each in node.keywords:
-            value = self.value(each.value, env)
-            if each.arg is not None:
-                out[each.arg] = self.parsed(each.value, env) or Arg(value, each.value, each)
+        for keyword in node.keywords:
+            value = self.value(keyword.value, env)
+            if keyword.arg is not None:
+                out[keyword.arg] = self.parsed(keyword.value, env) or Arg(value, keyword.value, keyword)
             elif isinstance(value, dict):
-                out |= {str(name): Arg(item, each.value, each.value) for name, item in value.items()}
+                out |= {str(name): Arg(item, keyword.value, keyword.value) for name, item in value.items()}
             elif isinstance(value, Made):
                 out |= value.args
             else:
-                out["**"] = Arg(self.unknown(each.value), each.value, each.value)
+                out["**"] = Arg(self.unknown(keyword.value), keyword.value, keyword.value)
         return out
 
     def parsed(self, node: ast.expr, env: ChainMap[str, Any]) -> Arg | None:
@@ -489,44 +493,56 @@ class Follower:
             return arg if arg is not None and arg is self.given.args.get(node.attr) else None
         return None
 
-    def inline(self, node: ast.AST, callee: Function, given: list[Any], named: dict[str, Arg]) -> Any:
+    def inline(self, node: ast.AST, callee: Function, values: list[Any], named: dict[str, Arg]) -> Any:
         """Return the value of a function of the script, or an object of a class. Default arguments apply."""
         body = callee.node
         if isinstance(body, ast.ClassDef):
-            made = Made("object", {}, node)
+            instance = Made("object", {}, node)
             base = next((base for _, base, node in self.classes if node is body), "")
-            changes = any(isinstance(each, ast.FunctionDef) for each in body.body)
+            changes = any(isinstance(statement, ast.FunctionDef) for statement in body.body)
             if base.endswith("Trainer") or (CONFIG.fullmatch(base) and changes):
-                made = Made(f"class {body.name}", dict(named), body)
+                instance = Made(f"class {body.name}", dict(named), body)
                 if base.endswith("Trainer"):
-                    self.constructed(made, self.others)
-                return made
+                    self.constructed(instance, self.others)
+                return instance
             if CONFIG.fullmatch(base) or base in arguments.SECTIONS:
-                own = {unparsed(each.target) for each in body.body if isinstance(each, ast.AnnAssign)}
-                made = Made(
+                fields = {
+                    unparsed(statement.target)
+                    for statement in body.body
+                    if isinstance(statement, ast.AnnAssign)
+                }
+                instance = Made(
                     base,
                     {},
                     node,
-                    told={"own": Arg(own - arguments.of_class(base), ast.Constant(base), body)},
+                    told={"own": Arg(fields - arguments.of_class(base), ast.Constant(base), body)},
                 )
-            for each in body.body:
-                if isinstance(each, ast.AnnAssign) and each.value and isinstance(each.target, ast.Name):
-                    value = self.value(each.value, callee.around)
-                    made.args[each.target.id] = Arg(value, each.value, each.target)
-            made.args |= named
-            return made
+            for statement in body.body:
+                if (
+                    isinstance(statement, ast.AnnAssign)
+                    and statement.value
+                    and isinstance(statement.target, ast.Name)
+                ):
+                    value = self.value(statement.value, callee.around)
+                    instance.args[statement.target.id] = Arg(value, statement.value, statement.target)
+            instance.args |= named
+            return instance
         if self.depth >= DEEPEST:
             return self.unknown(node)
         env = callee.around.new_child()
         accepted = body.args
-        names = [each.arg for each in (*accepted.posonlyargs, *accepted.args)]
+        names = [parameter.arg for parameter in (*accepted.posonlyargs, *accepted.args)]
         for name, default in [
             *zip(reversed(names), reversed(accepted.defaults), strict=False),
-            *((each.arg, d) for each, d in zip(accepted.kwonlyargs, accepted.kw_defaults, strict=True) if d),
+            *(
+                (parameter.arg, d)
+                for parameter, d in zip(accepted.kwonlyargs, accepted.kw_defaults, strict=True)
+                if d
+            ),
         ]:
             env[name] = self.value(default, callee.around)
-        env.update(zip(names, given, strict=False))
-        env.update({name: each.value for name, each in named.items()})
+        env.update(zip(names, values, strict=False))
+        env.update({name: argument.value for name, argument in named.items()})
         for name in names:
             if name not in env.maps[0]:
                 env[name] = self.unknown(
@@ -546,17 +562,17 @@ class Follower:
             if isinstance(arg.value, Made):
                 trainer.args[key] = replace(arg, value=arg.value.but(told=dict(arg.value.told)))
 
-    def constructed(self, made: Made, kind: list[Made]) -> Made:
+    def constructed(self, instance: Made, kind: list[Made]) -> Made:
         """Note a trainer, and what it shares with the trainers before it."""
-        model = made.args["model"].value if "model" in made.args else None
+        model = instance.args["model"].value if "model" in instance.args else None
         for earlier in self.every:
             other = earlier.args["model"].value if "model" in earlier.args else None
             if isinstance(model, Made) and isinstance(other, Made) and model.origin is other.origin:
-                made.told["after"] = Arg(earlier, made.args["model"].node, made.args["model"].key)
+                instance.told["after"] = Arg(earlier, instance.args["model"].node, instance.args["model"].key)
             self.keep(earlier)
-        self.every.append(made)
-        kind.append(made)
-        return made
+        self.every.append(instance)
+        kind.append(instance)
+        return instance
 
     def known(self, node: ast.Call, name: str, env: ChainMap[str, Any]) -> Any:
         """Return the value of a call to a library."""
@@ -573,25 +589,27 @@ class Follower:
             model = args[0] if args else named.pop("model", Arg(None, node, node)).value
             if not isinstance(model, Made):
                 return self.unknown(node)
-            given = at[1] if len(at) > 1 else named.get("peft_config")
-            lora = Made("lora", named, node) if cls in UNSLOTHS else given.value if given else None
-            return model.but(told={**model.told, "lora": Arg(lora, given.node if given else node, node)})
+            config = at[1] if len(at) > 1 else named.get("peft_config")
+            lora = Made("lora", named, node) if cls in UNSLOTHS else config.value if config else None
+            return model.but(told={**model.told, "lora": Arg(lora, config.node if config else node, node)})
         if last.endswith("Trainer") and not last.startswith("Patch"):
             second = ("ref_model",) if last in ("DPOTrainer", "KTOTrainer") else ()
             names = ("model", *second, "args", "data_collator", "train_dataset", "eval_dataset")
             if last in ("GRPOTrainer", "RLOOTrainer"):
                 names = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
-            for key, each in zip(names, at, strict=False):
-                named.setdefault(key, each)
+            for key, argument in zip(names, at, strict=False):
+                named.setdefault(key, argument)
             looped = self.unsure.startswith(("the for", "the while"))
-            made = Made(last, named, node, told={"unsure": at[0]} if looped else {})
-            return self.constructed(made, self.trainers if last in TRAINERS else self.others)
+            instance = Made(last, named, node, told={"unsure": at[0]} if looped else {})
+            return self.constructed(instance, self.trainers if last in TRAINERS else self.others)
         if CONFIG.fullmatch(last):
             kind = {"LoraConfig": "lora", "BitsAndBytesConfig": "bnb"}.get(last, last)
             return Made(kind, named if kind == last or not at else {"r": at[0], **named}, node)
         if last in ("standardize_sharegpt", "standardize_data_formats") and args:
-            one, here = args[0], Arg(True, node, node.func)
-            return one.but(told={**one.told, "standardize_sharegpt": here}) if isinstance(one, Made) else one
+            item, here = args[0], Arg(True, node, node.func)
+            return (
+                item.but(told={**item.told, "standardize_sharegpt": here}) if isinstance(item, Made) else item
+            )
         if last == "get_chat_template":
             named |= {"chat_template": at[1]} if len(at) > 1 else {}
             before = args[0].args if args and isinstance(args[0], Made) else {}
@@ -625,7 +643,7 @@ class Follower:
         if owner in ("pd", "pandas") and last in _FRAMES:
             return self.frame(node, last, at, named)
         if cls.endswith("Dataset") and last in ("from_pandas", "from_list"):
-            frame = args[0] if args else next((each.value for each in named.values()), None)
+            frame = args[0] if args else next((argument.value for argument in named.values()), None)
             kept = set(named) <= {"df", "mapping", "preserve_index", "split"}
             ready = isinstance(frame, Made) and frame.kind == "frame" and "changed" not in frame.told and kept
             return frame.but(kind="data") if ready and isinstance(frame, Made) else self.unknown(node)
@@ -635,7 +653,7 @@ class Follower:
             return self.of_file(node, args[0])
         if last == "ArgumentParser" or arguments.PARSERS.fullmatch(last):
             kind = "parser" if last == "ArgumentParser" else "cli"
-            classes = args[:1] or [each.value for each in named.values()][:1]
+            classes = args[:1] or [argument.value for argument in named.values()][:1]
             return Made(kind, {"classes": Arg(classes, node, node)}, node)
         if owner in arguments.MODULES and last in arguments.HELPERS and self.given:
             return self.helped(node, last, args)
@@ -658,17 +676,17 @@ class Follower:
         if name in ("cast", "typing.cast", "t.cast") and len(args) == 2:
             return args[1]
         if last == "dict":
-            return {key: each.value for key, each in named.items()}
+            return {key: argument.value for key, argument in named.items()}
         if last in ("field", "Field") and "default" in named:
             return named["default"].value
         if last == "zip":
-            columns = all(isinstance(each, Column) for each in args)
-            return [tuple(args)] if columns else [tuple(each) for each in zip(*args, strict=False)]
+            columns = all(isinstance(argument, Column) for argument in args)
+            return [tuple(args)] if columns else [tuple(argument) for argument in zip(*args, strict=False)]
         if last == "concatenate_datasets" and args and isinstance(args[0], list):
             return joined(args[0]) or self.unknown(node)
-        if unknown := next((each for each in args if isinstance(each, Unknown)), None):
+        if unknown := next((argument for argument in args if isinstance(argument, Unknown)), None):
             return unknown
-        plain = all(isinstance(each, PLAIN) for each in args) and not named
+        plain = all(isinstance(argument, PLAIN) for argument in args) and not named
         if name.endswith(("getenv", "environ.get")) and len(at) == 2:
             return args[1]
         if plain and owner.endswith("path") and last in _PATHS:
@@ -681,34 +699,36 @@ class Follower:
         """Return what a helper of alignment-handbook or open-r1 makes of the parsed arguments."""
         if not args or not isinstance(args[0], Made) or "parsed" not in args[0].told:
             return self.unknown(node)
-        given, more = args[0].args, args[1].args if len(args) > 1 and isinstance(args[1], Made) else {}
-        for key, arg in given.items():
+        defaults, more = args[0].args, args[1].args if len(args) > 1 and isinstance(args[1], Made) else {}
+        for key, arg in defaults.items():
             if self.given and (name != "get_dataset" or key.startswith("dataset_")):
                 self.given.read(key, arg)
-        if name == "get_dataset" and "dataset_mixture" in given:
-            return Made("all", {"dataset_mixture": given["dataset_mixture"]}, node)
+        if name == "get_dataset" and "dataset_mixture" in defaults:
+            return Made("all", {"dataset_mixture": defaults["dataset_mixture"]}, node)
         if name == "get_dataset":
-            named = {"path": given.get("dataset_name"), "name": given.get("dataset_config")}
+            named = {"path": defaults.get("dataset_name"), "name": defaults.get("dataset_config")}
             return self.data(node, [], {key: arg for key, arg in named.items() if arg is not None})
-        path = [given["model_name_or_path"]] if "model_name_or_path" in given else []
+        path = [defaults["model_name_or_path"]] if "model_name_or_path" in defaults else []
         if name == "get_tokenizer":
             taken = {"chat_template": more["chat_template"]} if "chat_template" in more else {}
             return self.pretrained(node, "AutoTokenizer", path, taken)
         names = {"model_revision": "revision", "dtype": "dtype", "torch_dtype": "torch_dtype"}
         names |= {"attn_implementation": "attn_implementation"}
         usual = Arg(arguments.default(args[0], "dtype"), node, node)
-        loaded = {new: given[old] for old, new in names.items() if old in given}
+        loaded = {new: defaults[old] for old, new in names.items() if old in defaults}
         loaded |= {} if {"dtype", "torch_dtype"}.intersection(loaded) else {"dtype": usual}
-        if self.given and (made := arguments.of_model(args[0], node, "get_quantization_config", self.given)):
-            loaded["quantization_config"] = Arg(made, node, node)
+        if self.given and (
+            instance := arguments.of_model(args[0], node, "get_quantization_config", self.given)
+        ):
+            loaded["quantization_config"] = Arg(instance, node, node)
         return self.pretrained(node, "AutoModelForCausalLM", path, loaded)
 
     def pretrained(self, node: ast.Call, cls: str, at: list[Arg], named: dict[str, Arg]) -> Any:
         if "Tokenizer" in cls or "Processor" in cls:
             name = at[0] if at else named.get(PATH)
-            own = {"tokenizer": name} if name else {}
-            own |= {key: each for key, each in named.items() if key in _TOKENIZER}
-            self.tokenizers.append(Made("tokenizer", own, node))
+            tokenizer = {"tokenizer": name} if name else {}
+            tokenizer |= {key: value for key, value in named.items() if key in _TOKENIZER}
+            self.tokenizers.append(Made("tokenizer", tokenizer, node))
             return self.tokenizers[-1]
         first = "model_name" if cls in UNSLOTHS else PATH
         named = {**({first: at[0]} if at else {}), **named}
@@ -716,23 +736,26 @@ class Follower:
             r"Auto\w*ForCausalLM|\w+ForCausalLM|AutoModelForImageTextToText|\w+ForConditionalGeneration", cls
         )
         kind = "unsloth" if cls in UNSLOTHS else "model" if language and "Peft" not in cls else f"class {cls}"
-        made = Made(kind, named, node)
-        return (made, Made("tokenizer", {}, node)) if cls.startswith("Fast") else made
+        instance = Made(kind, named, node)
+        return (instance, Made("tokenizer", {}, node)) if cls.startswith("Fast") else instance
 
     def data(self, node: ast.Call, at: list[Arg], named: dict[str, Arg]) -> Any:
         """Return a data set, or a dictionary of data sets by split if no split is named."""
         keys = ("path", "name", "split", "data_files", "data_dir", "revision")
-        made = {key: each for key, each in zip(("path", "name", "data_dir", "data_files"), at, strict=False)}
-        made |= {key: each for key, each in named.items() if key in keys}
-        others = {key: each for key, each in named.items() if key not in (*keys, *_ALIKE)}
-        if other := next((key for key, each in others.items() if each.value not in _DEFAULTS), None):
+        passed = {
+            key: argument
+            for key, argument in zip(("path", "name", "data_dir", "data_files"), at, strict=False)
+        }
+        passed |= {key: argument for key, argument in named.items() if key in keys}
+        others = {key: argument for key, argument in named.items() if key not in (*keys, *_ALIKE)}
+        if other := next((key for key, argument in others.items() if argument.value not in _DEFAULTS), None):
             return self.unknown(others[other].node, f"`{other}` of `{self.code.shown(node.func)}`")
-        files = made.get("data_files")
+        files = passed.get("data_files")
         if files and isinstance(files.value, dict):
-            split = made["split"].value if "split" in made else "train"
-            made["data_files"] = replace(files, value=files.value.get(split, self.unknown(files.node)))
-        told = {"dataset_streaming": named["streaming"]} if "streaming" in named else {}
-        return Made("data" if "split" in made else "all", made, node, told=told)
+            split = passed["split"].value if "split" in passed else "train"
+            passed["data_files"] = replace(files, value=files.value.get(split, self.unknown(files.node)))
+        statements = {"dataset_streaming": named["streaming"]} if "streaming" in named else {}
+        return Made("data" if "split" in passed else "all", passed, node, told=statements)
 
     def frame(self, node: ast.Call, reader: str, at: list[Arg], named: dict[str, Arg]) -> Any:
         """Return a table that pandas reads from a file, if it reads all of the file's rows and columns."""
@@ -756,14 +779,14 @@ class Follower:
 
     def tokens(self, node: ast.Call, env: ChainMap[str, Any]) -> Any:
         """Return the result of tokenizing a text: the text, and the length at which it is cut off."""
-        found = self.several(node.args[:1], env)
+        texts = self.several(node.args[:1], env)
         named = self.keywords(node, env)
-        value = found[0] if found else named.get("text", Arg(None, node, node)).value
+        value = texts[0] if texts else named.get("text", Arg(None, node, node)).value
         text = Text.of([value]) if not isinstance(value, list) else None
-        told = {"max_length": named["max_length"]} if "max_length" in named else {}
+        statements = {"max_length": named["max_length"]} if "max_length" in named else {}
         if text and not (text.pieces and isinstance(text.pieces[-1], End)):
-            told["add_special_tokens"] = Arg(True, node, node.func)
-        return Made("tokens", {}, node, {"text": text}, told=told) if text else self.unknown(node)
+            statements["add_special_tokens"] = Arg(True, node, node.func)
+        return Made("tokens", {}, node, {"text": text}, told=statements) if text else self.unknown(node)
 
     def method(self, node: ast.Call, owner: Any, name: str, env: ChainMap[str, Any]) -> Any:
         args, named = self.several(node.args, env), self.keywords(node, env)
@@ -775,7 +798,7 @@ class Follower:
         if isinstance(owner, Column) and name in ("pop", "update", "append", "extend", "insert", "remove"):
             self.changed_within = self.unknown(node).why
         if isinstance(owner, list | dict) and name in _CHANGES:
-            if self.unsure or named or any(isinstance(each, Unknown) for each in args):
+            if self.unsure or named or any(isinstance(argument, Unknown) for argument in args):
                 return spoil(owner, Unknown(self.unsure) if self.unsure else self.unknown(node))
             return getattr(owner, name)(*args)
         if isinstance(owner, str) and name in _SAME and not args:
@@ -785,10 +808,13 @@ class Follower:
         if isinstance(owner, Row) and name == "get" and args:
             return self.part(node, owner, args[0])
         if isinstance(owner, str | dict | list) and name in _METHODS and not named:
-            if len(owner) * (1 + sum(len(each) for each in args if isinstance(each, _LONG))) > 10 * LONGEST:
+            if (
+                len(owner) * (1 + sum(len(argument) for argument in args if isinstance(argument, _LONG)))
+                > 10 * LONGEST
+            ):
                 return self.unknown(node)
-            made = getattr(owner, name)(*args)
-            return list(made) if name in ("keys", "values", "items") else made
+            result = getattr(owner, name)(*args)
+            return list(result) if name in ("keys", "values", "items") else result
         if isinstance(owner, Chat) and name == "removeprefix":
             return owner  # the template's bos_token, which the tokenizer would otherwise write twice
         if isinstance(owner, Made) and owner.kind == "ids" and name in ("copy", "append"):
@@ -812,7 +838,7 @@ class Follower:
             kept = isinstance(messages, Column | list) and not (prompt and prompt.value)
             return Chat(messages) if kept and not has_unknown(messages) else self.unknown(node)
         if owner.kind == "parts":
-            parts = {k: self.changed(node, one.value, name, args, named) for k, one in owner.args.items()}
+            parts = {k: self.changed(node, part.value, name, args, named) for k, part in owner.args.items()}
             return owner.but(args={k: Arg(value, node, node) for k, value in parts.items()})
         if owner.kind in ("data", "all", "held"):
             return self.changed(node, owner, name, args, named)
@@ -823,19 +849,19 @@ class Follower:
             kept = name in ("copy", "reset_index", "to_dict") and not changes
             return owner.but(told=dict(owner.told)) if kept else self.unknown(node)
         if owner.kind == "parser" and name == "add_argument" and args:
-            flag = next((each for each in args if str(each).startswith("--")), args[0])
+            flag = next((flag for flag in args if str(flag).startswith("--")), args[0])
             default = named.get("default") or Arg(False if "action" in named else None, node, node)
             owner.args[str(flag).lstrip("-").replace("-", "_")] = default
             return None
         if owner.kind == "parser" and name.startswith("parse_"):
-            made = owner.but(kind="object")
-            return (made, []) if "known" in name else made
+            result = owner.but(kind="object")
+            return (result, []) if "known" in name else result
         if owner.kind == "cli" and name.startswith("parse_"):
             classes = owner.args["classes"].value
             classes = classes[0] if classes and isinstance(classes[0], list | tuple) else classes
             if "parsed" not in owner.told:  # both branches of a condition may parse them
-                made = tuple(self.arguments(node, one) for one in classes)
-                owner.told["parsed"] = Arg(made, node, node)
+                result = tuple(self.arguments(node, cls) for cls in classes)
+                owner.told["parsed"] = Arg(result, node, node)
             parsed = owner.told["parsed"].value
             if "return_remaining_strings" in named and named["return_remaining_strings"].value:
                 parsed = (*parsed, [])
@@ -846,21 +872,23 @@ class Follower:
             return owner
         return self.unknown(node)
 
-    def arguments(self, node: ast.Call, one: Any) -> Made:
+    def arguments(self, node: ast.Call, kind: Any) -> Made:
         """Return what a parser makes of one of its classes."""
-        if isinstance(one, Function) and isinstance(one.node, ast.ClassDef):
-            base = next((base for _, base, body in self.classes if body is one.node), "")
-            made = self.inline(node, one, [], {})
+        if isinstance(kind, Function) and isinstance(kind.node, ast.ClassDef):
+            base = next((base for _, base, body in self.classes if body is kind.node), "")
+            instance = self.inline(node, kind, [], {})
             if CONFIG.fullmatch(base) and self.given is None:
                 return Made("cli", {}, node)
-            if self.given is None or not isinstance(made, Made):
-                return cast(Made, made)
-            targets = (each.target for each in one.node.body if isinstance(each, ast.AnnAssign))
-            own = {target.id for target in targets if isinstance(target, ast.Name)}
-            return self.given.filled(made, frozenset(own) | arguments.of_class(base))
-        if self.given is None or not isinstance(one, Known):
+            if self.given is None or not isinstance(instance, Made):
+                return cast(Made, instance)
+            targets = (
+                statement.target for statement in kind.node.body if isinstance(statement, ast.AnnAssign)
+            )
+            fields = {target.id for target in targets if isinstance(target, ast.Name)}
+            return self.given.filled(instance, frozenset(fields) | arguments.of_class(base))
+        if self.given is None or not isinstance(kind, Known):
             return Made("cli", {}, node)
-        return self.given.parsed(one.name.rpartition(".")[2])
+        return self.given.parsed(kind.name.rpartition(".")[2])
 
     def formatted(self, node: ast.expr, text: str, args: list[Any], named: dict[str, Arg]) -> Any:
         """Return a template with the arguments of str.format filled in."""
@@ -874,21 +902,21 @@ class Follower:
                 return self.unknown(node)
             if field_name == "":
                 field_name, number = str(number), number + 1
-            found = args[int(field_name)] if field_name.isdigit() else named[field_name].value
-            values.append(str(found) if isinstance(found, int | float) else found)
+            value = args[int(field_name)] if field_name.isdigit() else named[field_name].value
+            values.append(str(value) if isinstance(value, int | float) else value)
         return text_of(values) or self.unknown(node)
 
-    def add_tokens(self, node: ast.Call, tokenizer: Made, given: Any) -> Unknown:
+    def add_tokens(self, node: ast.Call, tokenizer: Made, tokens: Any) -> Unknown:
         """Note the tokens that are added to a tokenizer, except one for padding, which nothing learns."""
-        if isinstance(given, dict):
-            lists = [given[key] for key in given if key != "pad_token"]
-            given = [one for each in lists for one in (each if isinstance(each, list) else [each])]
+        if isinstance(tokens, dict):
+            lists = [tokens[key] for key in tokens if key != "pad_token"]
+            tokens = [token for entry in lists for token in (entry if isinstance(entry, list) else [entry])]
         before = tokenizer.args["add_tokens"].value if "add_tokens" in tokenizer.args else []
-        every = [given] if isinstance(given, str) else given
+        every = [tokens] if isinstance(tokens, str) else tokens
         plain = (
             isinstance(every, list)
             and isinstance(before, list)
-            and all(isinstance(one, str) for one in every)
+            and all(isinstance(token, str) for token in every)
         )
         value = [*before, *every] if plain else self.unknown(node)
         if every and self.unsure:
@@ -903,8 +931,8 @@ class Follower:
             if not isinstance(function, Function):
                 return self.unknown(node)
             key = Arg(getattr(function.node, "name", "lambda"), node.args[0] if node.args else node, node)
-            made = owner.but(told={**owner.told, "function": key})
-            return self.over(node, made, function, name, named)
+            changed_owner = owner.but(told={**owner.told, "function": key})
+            return self.over(node, changed_owner, function, name, named)
         if name == "train_test_split":
             size = named.get("test_size") or (Arg(args[0], node.args[0], node) if args else None)
             held = {"test_split_size": size} if size else {}
@@ -923,44 +951,48 @@ class Follower:
             split = owner.args.get("split")
             if not isinstance(count, int) or split is None or "[" in str(split.value):
                 return self.unknown(node)
-            told = {"dataset_shuffle" if k == "shuffle" else k: arg for k, arg in owner.told.items()}
+            statements = {"dataset_shuffle" if k == "shuffle" else k: arg for k, arg in owner.told.items()}
             cut = Arg(f"{split.value}[:{count}]", node, node)
-            return owner.but(args={**owner.args, "split": cut}, told=told)
+            return owner.but(args={**owner.args, "split": cut}, told=statements)
         if name in ("rename_column", "rename_columns"):
             pairs = args[0] if name.endswith("s") else {args[0]: args[1]}
             renamed = {new: owner.rows.get(old, Column(old)) for old, new in pairs.items()}
-            told = {"function": Arg(name, node, node.func), **owner.told}
-            return owner.but(rows={**owner.rows, **renamed}, told=told)
+            statements = {"function": Arg(name, node, node.func), **owner.told}
+            return owner.but(rows={**owner.rows, **renamed}, told=statements)
         if name in ("remove_columns", "select_columns", "with_format", "cast_column", "set_format"):
             return owner
         return self.unknown(node)
 
-    def over(self, node: ast.Call, made: Made, function: Function, name: str, named: dict[str, Arg]) -> Made:
+    def over(
+        self, node: ast.Call, data_rows: Made, function: Function, name: str, named: dict[str, Arg]
+    ) -> Made:
         """Return a data set after a function was mapped over its rows."""
-        given: dict[str, Arg] = {}
+        passed: dict[str, Arg] = {}
         if "fn_kwargs" in named and isinstance(named["fn_kwargs"].value, dict):
-            given = {key: Arg(value, node, node) for key, value in named["fn_kwargs"].value.items()}
-        row, self.changed_within = Row(dict(made.rows)), ""
-        out = Unknown("it selects rows") if name == "filter" else self.inline(node, function, [row], given)
+            passed = {key: Arg(value, node, node) for key, value in named["fn_kwargs"].value.items()}
+        row, self.changed_within = Row(dict(data_rows.rows)), ""
+        out = Unknown("it selects rows") if name == "filter" else self.inline(node, function, [row], passed)
         if self.changed_within:
             out = Unknown(self.changed_within)
         batched = "batched" in named and bool(named["batched"].value)
-        found = columns_of(out, row, batched)
+        columns = columns_of(out, row, batched)
         if isinstance(out, Made) and out.kind == "tokens":
-            made.told |= {key: each for key, each in out.told.items()}
-            found = {"text": out.rows["text"]}
-        if found is None or not all(map(is_content, found.values())):
+            data_rows.told |= {key: value for key, value in out.told.items()}
+            columns = {"text": out.rows["text"]}
+        if columns is None or not all(map(is_content, columns.values())):
             why = out.why if isinstance(out, Unknown) else "it returns neither a text nor a conversation"
-            before, after = before_hand(made.rows)
+            before, after = before_hand(data_rows.rows)
             step = replace(self.by_hand(function, why), selects=name == "filter")
-            step_names = [each.copy.name for each in made.steps if isinstance(each, ByHand) and each.copy]
+            step_names = [
+                step.copy.name for step in data_rows.steps if isinstance(step, ByHand) and step.copy
+            ]
             if not batched and set(named) <= ROW_BY_ROW and self.copier and len(function.node.args.args) == 1:
                 verb = "keep" if name == "filter" else "change"
                 copy, _ = self.copier.copy(function, f"{verb}_{len(step_names)}" if step_names else verb)
                 step = replace(step, copy=copy)
-            return made.but(steps=(*made.steps, *before, step), rows=after)
-        made.rows |= found
-        return made
+            return data_rows.but(steps=(*data_rows.steps, *before, step), rows=after)
+        data_rows.rows |= columns
+        return data_rows
 
     def by_hand(self, function: Function, why: str) -> ByHand:
         node = function.node
@@ -972,10 +1004,10 @@ class Follower:
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes below a node, without those of functions and classes in it."""
-    for each in ast.iter_child_nodes(node):
-        if not isinstance(each, ast.FunctionDef | ast.ClassDef | ast.Lambda):
-            yield each
-            yield from _own(each)
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            yield child
+            yield from _own(child)
 
 
 def _constructs(node: ast.AST) -> bool:
@@ -984,5 +1016,5 @@ def _constructs(node: ast.AST) -> bool:
 
 def _loaded(target: ast.expr) -> ast.expr:
     """Turn an assignment's target into an expression."""
-    made = ast.parse(ast.unparse(target), mode="eval").body
-    return ast.copy_location(made, target)
+    tree = ast.parse(ast.unparse(target), mode="eval").body
+    return ast.copy_location(tree, target)

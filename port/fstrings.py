@@ -93,8 +93,8 @@ def parsed(text: str, file: str, flags: int) -> ast.Module | None:
             last = end
     if not names:
         return None
-    made: ast.Module = compile("".join([*pieces, text[last:]]), file, "exec", flags)
-    return _Fields(names, file).visit(made)
+    module: ast.Module = compile("".join([*pieces, text[last:]]), file, "exec", flags)
+    return _Fields(names, file).visit(module)
 
 
 class _Fields(ast.NodeTransformer):
@@ -115,9 +115,9 @@ class _Fields(ast.NodeTransformer):
         statement = module.body[0]
         if not isinstance(statement, ast.Expr) or len(module.body) > 1:
             raise SyntaxError("not an expression", (self.file, line + 1, column + 1, None))
-        for each in ast.walk(statement.value):
-            if isinstance(each, ast.expr | ast.keyword | ast.arg):
-                each.lineno = each.end_lineno = line + 1
-                each.col_offset += column - 1
-                each.end_col_offset = (each.end_col_offset or 0) + column - 1
+        for child in ast.walk(statement.value):
+            if isinstance(child, ast.expr | ast.keyword | ast.arg):
+                child.lineno = child.end_lineno = line + 1
+                child.col_offset += column - 1
+                child.end_col_offset = (child.end_col_offset or 0) + column - 1
         return statement.value

@@ -51,16 +51,16 @@ def choose(ledger: Ledger, accelerator: Accelerator, examine: Examine) -> Batch:
     batched = before.rows is not None
     rows = before.rows or accelerator.devices
     ways = list(arrangements(accelerator.devices, rows, before.micro))
-    own = ledger.value("mesh.axes", {})
-    ways.sort(key=lambda way: own != {"fsdp": way.fsdp, "tp": way.tp})
+    mesh_axes = ledger.value("mesh.axes", {})
+    ways.sort(key=lambda way: mesh_axes != {"fsdp": way.fsdp, "tp": way.tp})
     refused: list[Diagnostic] = []
     for way in ways:
         _apply(ledger, way, batched)
         errors = [d for d in examine() if d.severity == "error"]
-        found = [d for d in errors if concerns_mesh(d) or (d.code == E0722 and before.micro > 1)]
-        if not found:
+        problems = [d for d in errors if concerns_mesh(d) or (d.code == E0722 and before.micro > 1)]
+        if not problems:
             return before
-        refused = refused or found
+        refused = refused or problems
     _apply(ledger, ways[0], batched)
     message = f"no arrangement of the devices of {accelerator.name} fits this run: {refused[0].message}"
     help = "ask for a larger --accelerator"

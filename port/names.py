@@ -46,8 +46,8 @@ TEMPLATES = DATA.with_name("chat_templates.json")
 @functools.cache
 def known(*keys: str) -> Mapping[str, Any]:
     """Return the part of the table at these keys."""
-    found: Any = json.loads(DATA.read_text(encoding="utf-8")) if len(keys) < 2 else known(*keys[:-1])
-    return found[keys[-1]] if keys else found
+    value: Any = json.loads(DATA.read_text(encoding="utf-8")) if len(keys) < 2 else known(*keys[:-1])
+    return value[keys[-1]] if keys else value
 
 
 def of_model(*keys: str, model: Model) -> Any:
@@ -58,14 +58,14 @@ def of_model(*keys: str, model: Model) -> Any:
 
 def written_by(tool: str) -> Mapping[str, Any]:
     """Return a tool's chat templates by name: a row of Turns, or the reason why the template has none."""
-    found: Mapping[str, Any] = _templates()[tool]["templates"]
-    return found
+    templates: Mapping[str, Any] = _templates()[tool]["templates"]
+    return templates
 
 
 @functools.cache
 def _templates() -> Mapping[str, Any]:
-    found: dict[str, Any] = json.loads(TEMPLATES.read_text(encoding="utf-8"))
-    return found
+    tables: dict[str, Any] = json.loads(TEMPLATES.read_text(encoding="utf-8"))
+    return tables
 
 
 def tokenizer_of(model: Model) -> str:

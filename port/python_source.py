@@ -80,7 +80,7 @@ NO_TRAINER = "constructs no trainer that recipec reads"
 
 
 def read_script(
-    path: Path, given: Source | None = None, trainer: int | None = None
+    path: Path, file_arguments: Source | None = None, trainer: int | None = None
 ) -> tuple[Source | None, list[Diagnostic]]:
     """Read the run of a script or a notebook, in the keys of TRL's command line, or None if it has none.
 
@@ -93,13 +93,13 @@ def read_script(
         return None, [problem]
     tree = Tree(text, display(path))
     try:
-        source = _source(tree, path.suffix.lower() == ".ipynb", given, trainer)
+        source = _source(tree, path.suffix.lower() == ".ipynb", file_arguments, trainer)
     except Refused as refused:
         return None, [refused.diagnostic]
     return replace(source, path=path), []
 
 
-def _source(tree: Tree, notebook: bool, given: Source | None, trainer: int | None) -> Source:
+def _source(tree: Tree, notebook: bool, file_arguments: Source | None, trainer: int | None) -> Source:
     code = ScriptText(tree)
     if notebook:
         _cells(code)
@@ -109,7 +109,7 @@ def _source(tree: Tree, notebook: bool, given: Source | None, trainer: int | Non
             code.add(line, number, list(range(len(line))))
     module = _parsed(code)
     _hide(code, module)
-    parsed = Given(given, reads=_attributes(module)) if given else None
+    parsed = Given(file_arguments, reads=_attributes(module)) if file_arguments else None
     names = ChainMap[str, Any]({})
     follower = Follower(code, parsed, Copier(code, module, names))
     follower.block(module.body, names)
@@ -139,12 +139,12 @@ def _parsed(code: ScriptText) -> ast.Module:
             warnings.simplefilter("ignore")
             text = "\n".join(code.lines) + "\n"
             try:
-                made: ast.Module = compile(text, code.tree.file, "exec", flags)
+                module: ast.Module = compile(text, code.tree.file, "exec", flags)
             except SyntaxError:
                 newer = fstrings.parsed(text, code.tree.file, flags) if sys.version_info < (3, 12) else None
                 if newer is None:
                     raise
-                made = newer
+                module = newer
     except SyntaxError as error:
         span = code.at(error.lineno or 1, max((error.offset or 1) - 1, 0))
         help = "Python 3 refuses it too; 2to3 converts a script of Python 2"
@@ -152,7 +152,7 @@ def _parsed(code: ScriptText) -> ast.Module:
     except (ValueError, RecursionError, MemoryError):
         message = "not valid Python: it has a NUL character, or brackets are nested too deep"
         raise code.tree.refused(E1179, message, "is it a script?", code.tree.span(0, 0)) from None
-    return made
+    return module
 
 
 _ESCAPE = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\.|.", re.S)
@@ -173,9 +173,11 @@ def _cells(code: ScriptText) -> None:
     for number, cell in enumerate(cells):
         if not isinstance(cell, dict) or cell.get("cell_type") != "code":
             continue
-        given = cell.get("source")
+        data_set = cell.get("source")
         texts = (
-            [(f"[{i}]", text) for i, text in enumerate(given)] if isinstance(given, list) else [("", given)]
+            [(f"[{i}]", text) for i, text in enumerate(data_set)]
+            if isinstance(data_set, list)
+            else [("", data_set)]
         )
         pending: list[tuple[str, int, int]] = []
         for path, text in texts:
@@ -191,19 +193,19 @@ def _cells(code: ScriptText) -> None:
 
 def _decoded(text: str) -> str:
     plain = {"\\n": "\n", "\\t": "\t", "\\r": "", '\\"': '"', "\\\\": "\\", "\\/": "/"}
-    found = plain.get(text)
-    if found is None:
-        found = text if text[:2] != "\\u" else chr(int(text[2:6], 16)) if len(text) == 6 else "\ufffd"
-    return found
+    character = plain.get(text)
+    if character is None:
+        character = text if text[:2] != "\\u" else chr(int(text[2:6], 16)) if len(text) == 6 else "\ufffd"
+    return character
 
 
 def _cell(code: ScriptText, characters: list[tuple[str, int, int]]) -> None:
     line: list[tuple[str, int, int]] = []
     blank = goes_on = False
     first = True
-    for one in [*characters, ("\n", 0, 0)]:
-        if one[0] != "\n":
-            line += [one] if one[0] else []
+    for part in [*characters, ("\n", 0, 0)]:
+        if part[0] != "\n":
+            line += [part] if part[0] else []
             continue
         text = "".join(c for c, _, _ in line)
         if first and text.strip():
@@ -214,7 +216,7 @@ def _cell(code: ScriptText, characters: list[tuple[str, int, int]]) -> None:
             indent = magic[1] if magic and not blank else ""
             name = re.match(r"\s*(\w+)\s*=", text) if magic and not blank else None
             text = f"{indent}{name[1] if name else '_'} = __shell__" if magic and not blank else ""
-        code.add(text, line[0][1] if line else one[1], [at for _, _, at in line])
+        code.add(text, line[0][1] if line else part[1], [at for _, _, at in line])
         line = []
 
 
@@ -223,9 +225,9 @@ def _hide(code: ScriptText, module: ast.Module) -> None:
     for node in ast.walk(module):
         named: list[tuple[str, Any]] = []
         if isinstance(node, ast.Call):
-            named = [(each.arg or "", each.value) for each in node.keywords]
+            named = [(keyword.arg or "", keyword.value) for keyword in node.keywords]
             if isinstance(node.func, ast.Name | ast.Attribute) and unparsed(node.func).endswith("login"):
-                named += [("token", each) for each in node.args]
+                named += [("token", argument) for argument in node.args]
         elif isinstance(node, ast.Assign):
             named = [(unparsed(target).strip("\"'])"), node.value) for target in node.targets]
             named = [(re.split(r"[\"'.\[]", name)[-1], value) for name, value in named]
@@ -237,10 +239,10 @@ def _hide(code: ScriptText, module: ast.Module) -> None:
                     (code.tree.lines, code.lines),
                     ((span.line - 1, span.column - 1), (number, column)),
                 )
-                for one, (line, start) in zip(lines, places, strict=True):
-                    end = start + (span.length if one is code.tree.lines else len(value.value) + 2)
-                    stars = re.sub(r"[^\"'\\]", "*", one[line][start:end])
-                    one[line] = one[line][:start] + stars + one[line][end:]
+                for text_line, (line, start) in zip(lines, places, strict=True):
+                    end = start + (span.length if text_line is code.tree.lines else len(value.value) + 2)
+                    stars = re.sub(r"[^\"'\\]", "*", text_line[line][start:end])
+                    text_line[line] = text_line[line][:start] + stars + text_line[line][end:]
                 value.value = "*" * max(len(value.value), 1)
 
 
@@ -263,9 +265,11 @@ UNCHANGED = words(
 def changed_config(model: Made) -> dict[str, Arg]:
     """Return the settings that the script assigns to a loaded model's config, as one argument."""
     config = model.told["config"].value if "config" in model.told else model
-    given = {key: arg for key, arg in config.args.items() if config is not model and key not in UNCHANGED}
-    first = next(iter(given.values()), None)
-    return {"model_config": replace(first, value=", ".join(given))} if first else {}
+    changed_keys = {
+        key: arg for key, arg in config.args.items() if config is not model and key not in UNCHANGED
+    }
+    first = next(iter(changed_keys.values()), None)
+    return {"model_config": replace(first, value=", ".join(changed_keys))} if first else {}
 
 
 def unsloth_lengths(
@@ -283,7 +287,7 @@ def unsloth_lengths(
         del trainer["max_length"]
     length = UNSLOTH["max_length"] if objective == "sft" else TRL_LENGTH
     of_model = model["max_seq_length"].value if "max_seq_length" in model else UNSLOTH["max_length"]
-    name = next((one for one in ("max_seq_length", "max_length") if one in trainer), None)
+    name = next((key for key in ("max_seq_length", "max_length") if key in trainer), None)
     of_run = trainer[name].value if name else length if objective != "sft" else None
     if isinstance(of_model, int) and isinstance(of_run, int):
         if of_run < of_model:
@@ -353,11 +357,11 @@ class _Assembly:
     def source(self) -> Source:
         """Return the complete run as a Source."""
         trainer = self.trainer()
-        given = dict(trainer.args)
-        config, model = given.pop("args", None), given.pop("model", None)
+        passed = dict(trainer.args)
+        config, model = passed.pop("args", None), passed.pop("model", None)
         named = model.value if model else None
         arguments = self.arguments(config) if config is not None else {}
-        lora = given.pop("peft_config", None)
+        lora = passed.pop("peft_config", None)
         tool = "Trainer" if trainer.kind == "Trainer" else "TRL"
         of_model: Mapping[str, Arg] = {}
         if isinstance(named, Made):
@@ -381,8 +385,8 @@ class _Assembly:
         self.put_all("model", of_model)
         if model is not None and not isinstance(named, Made):
             self.put("model_name_or_path", model)
-        trains = [each for each in self.follower.frozen if each.value is not False or lora is None]
-        if trains and "ref_model" not in given:
+        trains = [frozen for frozen in self.follower.frozen if frozen.value is not False or lora is None]
+        if trains and "ref_model" not in passed:
             self.put("requires_grad", trains[0])
         if lora is not None and isinstance(lora.value, Made):
             self.put_all("lora", lora.value.args)
@@ -392,24 +396,26 @@ class _Assembly:
                 E1149, message, "a recipe trains LoRA's adapters, or the whole model", lora.node
             )
         path = of_model.get("model_name", of_model.get(PATH, model))
-        found = [given.pop(key, None) for key in ("tokenizer", "processing_class")]
-        own = next((each.value for each in found if each and isinstance(each.value, Made)), None)
-        if own is None and tool == "Trainer" and len(self.follower.tokenizers) == 1:
-            own = self.follower.tokenizers[0]  # it made the rows
-        if own is not None:
-            told = dict(own.args)
-            if "tokenizer" in told and path and _alike(told["tokenizer"], path):
-                del told["tokenizer"]
-            self.put_all("tokenizer", told)
-        reference = given.get("ref_model")
+        tokenizers = [passed.pop(key, None) for key in ("tokenizer", "processing_class")]
+        tokenizer_value = next(
+            (value.value for value in tokenizers if value and isinstance(value.value, Made)), None
+        )
+        if tokenizer_value is None and tool == "Trainer" and len(self.follower.tokenizers) == 1:
+            tokenizer_value = self.follower.tokenizers[0]  # it made the rows
+        if tokenizer_value is not None:
+            statements = dict(tokenizer_value.args)
+            if "tokenizer" in statements and path and _alike(statements["tokenizer"], path):
+                del statements["tokenizer"]
+            self.put_all("tokenizer", statements)
+        reference = passed.get("ref_model")
         if reference and isinstance(reference.value, Made) and PATH in reference.value.args:
             other = reference.value.args[PATH]
             alike = path is not None and _alike(other, path)
-            given["ref_model"] = replace(reference, value=None if alike else other.value)
-        train, function = given.pop("train_dataset", None), given.pop("formatting_func", None)
-        held = given.pop("eval_dataset", None)
-        rewards = self.rewards(given)
-        self.put_all("trainer", {**given, **trainer.told})
+            passed["ref_model"] = replace(reference, value=None if alike else other.value)
+        train, function = passed.pop("train_dataset", None), passed.pop("formatting_func", None)
+        held = passed.pop("eval_dataset", None)
+        rewards = self.rewards(passed)
+        self.put_all("trainer", {**passed, **trainer.told})
         rows = self.sets(train, held, function, trainer)
         notes = self.beside()
         order = sorted(self.data, key=lambda key: (self.keys[key].line, self.keys[key].column))
@@ -428,9 +434,9 @@ class _Assembly:
             unknown=self.unknown,
         )
 
-    def rewards(self, given: dict[str, Arg]) -> list[Reward] | None:
+    def rewards(self, passed: dict[str, Arg]) -> list[Reward] | None:
         """Return the reward functions, whose argument becomes a list of their names."""
-        arg = given.get("reward_funcs")
+        arg = passed.get("reward_funcs")
         if arg is None or isinstance(arg.value, str):
             return None
         values = list(arg.value) if isinstance(arg.value, list | tuple) else [arg.value]
@@ -444,7 +450,7 @@ class _Assembly:
             if isinstance(value, Function) and self.follower.copier:
                 copy, why = self.follower.copier.copy(value, name)
                 rewards[-1] = Reward(name, copy, why)
-        given["reward_funcs"] = replace(arg, value=[reward.name for reward in rewards])
+        passed["reward_funcs"] = replace(arg, value=[reward.name for reward in rewards])
         return rewards
 
     def reward_name(self, value: Any, usual: str) -> str:
@@ -455,21 +461,23 @@ class _Assembly:
             module = copier.origin(name) if copier else ""
             return f"{module}.{name}" if module and not module.startswith("trl") else name.rpartition(".")[2]
         if isinstance(value, Made) and value.kind == "penalty":
-            arguments = {key: each.value for key, each in value.args.items() if isinstance(each.value, int)}
+            arguments = {
+                key: argument.value for key, argument in value.args.items() if isinstance(argument.value, int)
+            }
             return f"{OVERLONG}({json.dumps(arguments)})"
         return getattr(value.node, "name", usual) if isinstance(value, Function) else usual
 
     def beside(self) -> dict[str, str]:
         """Set the arguments of a file that became no key of the run, and return what becomes of them."""
-        given = self.follower.given
-        if given is None or not given.used:
+        file_arguments = self.follower.given
+        if file_arguments is None or not file_arguments.used:
             return {}
         places = {(span.file, span.line, span.column) for span in self.keys.values()}
         notes = {}
-        for name, arg in given.args.items():
+        for name, arg in file_arguments.args.items():
             span = self.code.span(arg.key)
             if (span.file, span.line, span.column) not in places:
-                notes[name] = given.notes[name]
+                notes[name] = file_arguments.notes[name]
                 self.data.setdefault(ARGUMENTS, {})[name] = arg.value
                 self.keys[join(ARGUMENTS, name)] = span
                 self.keys.setdefault(ARGUMENTS, span)
@@ -486,13 +494,16 @@ class _Assembly:
         Raises:
             Refused: the script has none, several, or one without a counterpart.
         """
-        found, others, file = self.follower.trainers, self.follower.others, self.code.tree.file
+        trainers, others, file = self.follower.trainers, self.follower.others, self.code.tree.file
         every, chosen = self.follower.every, self.chosen
         if (chosen is None and len(every) > 1) or (every and (chosen or 1) > len(every)):
             message = f"{file} has {plural(len(every), 'trainer')}, and a recipe is for one run"
             if chosen is not None:
                 message = f"{file} has {plural(len(every), 'trainer')}, and no trainer {chosen}"
-            lines = ((each.kind.removeprefix("class "), self.code.span(each.node).line) for each in every)
+            lines = (
+                (candidate.kind.removeprefix("class "), self.code.span(candidate.node).line)
+                for candidate in every
+            )
             ways = (f"--trainer {n}: {kind} (line {line})" for n, (kind, line) in enumerate(lines, 1))
             help = "\n".join((CHOOSE, *(f"  {way}" for way in ways)))
             raise self.refused(E1176, message, help, every[min(1, len(every) - 1)].node)
@@ -500,7 +511,9 @@ class _Assembly:
         if every and "unsure" in every[0].told:
             message = f"{file} trains in a loop, and a recipe is for one run"
             raise self.refused(E1176, message, "make a script of each run, and port each", every[0].node)
-        found, others = ([each for each in kind if each in every] for kind in (found, others))
+        trainers, others = (
+            [candidate for candidate in kind if candidate in every] for kind in (trainers, others)
+        )
         if others:
             kind, read = others[0].kind, listing([f"`{name}`" for name in TRAINERS], "or")
             if FOREIGN.fullmatch(kind):
@@ -510,11 +523,11 @@ class _Assembly:
                 f"{file} trains with `{kind.removeprefix('class ')}`, and recipec does not follow its steps"
             )
             raise self.refused(E1175, message, f"recipec reads runs of {read}", others[0].node)
-        if not found:
+        if not trainers:
             read = listing([f"`{name}`" for name in TRAINERS], "or")
             help = f"recipec reads scripts that construct {read}; for another script, port its config"
             raise self.refused(E1175, f"{file} {NO_TRAINER}", help)
-        return found[0]
+        return trainers[0]
 
     def made_by(self, model: Made) -> None:
         seen = re.search(r"[\"'](images?|audios?|videos?|pixel_values)[\"']", "\n".join(self.code.lines))
@@ -538,21 +551,21 @@ class _Assembly:
         Raises:
             Refused: the script does not determine them.
         """
-        made = config.value
-        if not isinstance(made, Made) or not CONFIG.fullmatch(made.kind):
-            if isinstance(made, Made) and made.kind.startswith("class "):
-                message = f"the training arguments have their own class, {made.kind[6:]}"
-                help = f"construct the class that {made.kind[6:]} inherits from, with its values"
+        instance = config.value
+        if not isinstance(instance, Made) or not CONFIG.fullmatch(instance.kind):
+            if isinstance(instance, Made) and instance.kind.startswith("class "):
+                message = f"the training arguments have their own class, {instance.kind[6:]}"
+                help = f"construct the class that {instance.kind[6:]} inherits from, with its values"
                 raise self.refused(E1177, message, help, config.node)
-            where = made.why if isinstance(made, Unknown) else "the command line"
+            where = instance.why if isinstance(instance, Unknown) else "the command line"
             message = f"the training arguments are not in the script: they come from {where}"
-            file, parsed = self.code.tree.file, isinstance(made, Made) and made.kind == "cli"
+            file, parsed = self.code.tree.file, isinstance(instance, Made) and instance.kind == "cli"
             help = "write the values into the script"
             if parsed and self.follower.given is None:
                 help = f"name the file of its arguments too: recipe port {file} config.yaml; or {help}"
             raise self.refused(E1177, message, help, config.node)
-        own = made.told["own"].value if "own" in made.told else ()
-        out = {key: arg for key, arg in made.args.items() if key not in own}
+        script_class = instance.told["own"].value if "own" in instance.told else ()
+        out = {key: arg for key, arg in instance.args.items() if key not in script_class}
         inner = out.get("model_init_kwargs")
         if inner is not None and isinstance(inner.value, dict):
             del out["model_init_kwargs"]
@@ -561,39 +574,39 @@ class _Assembly:
 
     def defaults(self, tool: str, model: Any, lora: Any, trainer: Made) -> dict[str, Any]:
         """Return the defaults that differ from those of TRL's command line."""
-        made: dict[str, Any] = {"use_peft": isinstance(lora, Made)}
+        settings: dict[str, Any] = {"use_peft": isinstance(lora, Made)}
         if tool == "Trainer":
-            made |= {
+            settings |= {
                 **defaults_of("trainer", "training_arguments"),
                 "optim": "adamw_torch_fused",
                 "max_length": None,
             }
         if isinstance(model, Made):
-            made["dtype"] = "auto"
+            settings["dtype"] = "auto"
         if isinstance(lora, Made):
             peft = defaults_of("peft", "lora")
-            made |= {f"lora_{key}": peft[key] for key in ("r",)}
-            made |= {key: peft[key] for key in ("lora_alpha", "lora_dropout")}
-        made["bnb_4bit_quant_type"] = "fp4"  # the default of BitsAndBytesConfig
+            settings |= {f"lora_{key}": peft[key] for key in ("r",)}
+            settings |= {key: peft[key] for key in ("lora_alpha", "lora_dropout")}
+        settings["bnb_4bit_quant_type"] = "fp4"  # the default of BitsAndBytesConfig
         if tool == "Unsloth":
-            made |= UNSLOTH
-            made |= UNSLOTH_LORA if isinstance(lora, Made) else {}
-            wide = {key: each.value for key, each in model.args.items()}
-            made["load_in_4bit"] = not any(
+            settings |= UNSLOTH
+            settings |= UNSLOTH_LORA if isinstance(lora, Made) else {}
+            wide = {key: argument.value for key, argument in model.args.items()}
+            settings["load_in_4bit"] = not any(
                 wide.get(k) for k in ("full_finetuning", "load_in_16bit", "load_in_8bit")
             )
             if wide.get("full_finetuning"):
-                made["use_peft"] = False
+                settings["use_peft"] = False
             if isinstance(lora, Made):
                 off = [key for key in ("attention", "mlp") if key_is_off(lora, f"finetune_{key}_modules")]
                 parts = {
                     "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
                     "mlp": ["gate_proj", "up_proj", "down_proj"],
                 }
-                made["lora_target_modules"] = [
+                settings["lora_target_modules"] = [
                     n for key, names in parts.items() if key not in off for n in names
                 ]
-        return made
+        return settings
 
     def put_all(self, kind: str, args: Mapping[str, Arg]) -> None:
         for name, arg in args.items():
@@ -611,29 +624,29 @@ class _Assembly:
         self.spans[key] = self.code.span(arg.node)
         if key == "data_collator" and isinstance(value, Made | Known):
             value = value.kind if isinstance(value, Made) else value.name.rpartition(".")[2]
-        for made in value if key == "callbacks" and isinstance(value, list) else ():
-            if isinstance(made, Made) and made.kind == STOPPING:
-                node: Any = made.node
-                for name, each in {STOPS[0]: Arg(1, node, node), **made.args}.items():
-                    self.put(name, each)
+        for callback in value if key == "callbacks" and isinstance(value, list) else ():
+            if isinstance(callback, Made) and callback.kind == STOPPING:
+                node: Any = callback.node
+                for name, argument in {STOPS[0]: Arg(1, node, node), **callback.args}.items():
+                    self.put(name, argument)
         if key == "gradient_checkpointing" and isinstance(value, str):
             value = True
-        found = _plain(value)
-        if found is NOTHING and key not in UNFOLLOWED:
+        plain = _plain(value)
+        if plain is NOTHING and key not in UNFOLLOWED:
             why = (
                 value.why
                 if isinstance(value, Unknown)
                 else f"`{self.code.shown(arg.node)}` on line {self.keys[key].line}"
             )
             self.unknown[key] = why
-        if found is NOTHING:
-            found = self.code.shown(arg.node)
-        if isinstance(found, str):
-            found = tree.value(found, key)
-        self.data[key] = found
-        if isinstance(found, dict):
+        if plain is NOTHING:
+            plain = self.code.shown(arg.node)
+        if isinstance(plain, str):
+            plain = tree.value(plain, key)
+        self.data[key] = plain
+        if isinstance(plain, dict):
             nodes = arg.node.values if isinstance(arg.node, ast.Dict) else []
-            for name, inner in zip(found, nodes or [arg.node] * len(found), strict=False):
+            for name, inner in zip(plain, nodes or [arg.node] * len(plain), strict=False):
                 self.spans[join(key, name)] = self.code.span(inner)
 
     def key_span(self, arg: Arg) -> Span:
@@ -676,9 +689,9 @@ class _Assembly:
         if listed:
             self.data["datasets"] = []
             self.keys["datasets"] = self.spans["datasets"] = self.code.span(data.node)
-            for number, each in enumerate(several):
+            for number, data_set in enumerate(several):
                 inner = _Assembly(self.code, self.follower)
-                inner.put_all("data", each.args)
+                inner.put_all("data", data_set.args)
                 self.data["datasets"].append(inner.data)
                 prefix = f"datasets[{number}]."
                 self.keys |= {prefix + key: span for key, span in inner.keys.items()}
@@ -688,12 +701,12 @@ class _Assembly:
             names = {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split"}
             for key, arg in data.args.items():
                 self.put(names.get(key, key), arg)
-        told = {key: arg for key, arg in data.told.items() if key not in ("others", "function")}
-        self.put_all("data", told)
+        statements = {key: arg for key, arg in data.told.items() if key not in ("others", "function")}
+        self.put_all("data", statements)
         return self.rows(data, function, trainer)
 
     def rows(self, data: Made, function: Arg | None, trainer: Made) -> Rows | None:
-        steps, made = data.steps, dict(data.rows)
+        steps, columns = data.steps, dict(data.rows)
         column = self.data.get("dataset_text_field") or "text"
         key = function or data.told.get("function")
         if key is None:
@@ -703,52 +716,56 @@ class _Assembly:
             follower = self.follower
             out: Any = Unknown("it is not a function of the script")
             if isinstance(function.value, Function):
-                out = follower.inline(function.node, function.value, [Row(made)], {})
+                out = follower.inline(function.node, function.value, [Row(columns)], {})
                 out = out[0] if isinstance(out, list) and len(out) == 1 else out
                 if not isinstance(out, Text | Column | Chat) or not is_content(out):
                     why = out.why if isinstance(out, Unknown) else "it does not return a text"
-                    before, _ = before_hand(made)
+                    before, _ = before_hand(columns)
                     steps = (*steps, *before, follower.by_hand(function.value, why))
                     out = Column("text")
             content = out if not isinstance(out, Unknown) else None
         elif TRAINERS[trainer.kind] in ("grpo", "rloo"):
-            content = dict(made)
+            content = dict(columns)
         elif TRAINERS[trainer.kind] != "sft":
             names = ("prompt", "chosen", "rejected")
-            content = {name: made.get(name, Column(name)) for name in names if name in made or steps or made}
+            content = {
+                name: columns.get(name, Column(name)) for name in names if name in columns or steps or columns
+            }
         else:
-            talk = next((made[name] for name in ("messages", "conversations") if name in made), None)
+            talk = next((columns[name] for name in ("messages", "conversations") if name in columns), None)
             talk = Chat(talk) if isinstance(talk, Column) else talk
-            pair = {name: made[name] for name in ("prompt", "completion") if name in made}
-            content = made.get(column) or made.get("text") or talk or (pair if len(pair) == 2 else None)
+            pair = {name: columns[name] for name in ("prompt", "completion") if name in columns}
+            content = columns.get(column) or columns.get("text") or talk or (pair if len(pair) == 2 else None)
             if content is None and not steps:
                 return None
             if content is None:
                 content = Chat(Column("messages")) if "assistant_only_loss" in self.data else Column(column)
         out = Rows(content, steps, ("formatting_func",))
-        for each in out.by_hand:
-            if seen := re.search(r"\b(images?|audios?|videos?)\b", "\n".join(each.lines)):
-                message = f"`{each.name}` is about {seen[1]}, and recipec's models read text"
-                raise Refused(Diagnostic(E1150, message, "formatting_func", "train only on text", each.span))
+        for function in out.by_hand:
+            if seen := re.search(r"\b(images?|audios?|videos?)\b", "\n".join(function.lines)):
+                message = f"`{function.name}` is about {seen[1]}, and recipec's models read text"
+                raise Refused(
+                    Diagnostic(E1150, message, "formatting_func", "train only on text", function.span)
+                )
         return out
 
 
-def key_is_off(made: Made, key: str) -> bool:
+def key_is_off(instance: Made, key: str) -> bool:
     """Return whether a switch that is on by default is turned off."""
-    return key in made.args and made.args[key].value is False
+    return key in instance.args and instance.args[key].value is False
 
 
-def _alike(one: Arg, other: Arg) -> bool:
+def _alike(left: Arg, other: Arg) -> bool:
     """Return whether two arguments have the same value, even if it is unknown."""
-    return one.value == other.value or ast.dump(one.node) == ast.dump(other.node)
+    return left.value == other.value or ast.dump(left.node) == ast.dump(other.node)
 
 
 def _name_of(value: Any) -> str:
     return getattr(value.node, "name", "lambda") if isinstance(value, Function) else "formatting_func"
 
 
-def _path(made: Made) -> Any:
-    return [made.args[key].value for key in ("path", "name") if key in made.args]
+def _path(instance: Made) -> Any:
+    return [instance.args[key].value for key in ("path", "name") if key in instance.args]
 
 
 def _plain(value: Any, room: list[int] | None = None) -> Any:
@@ -758,12 +775,12 @@ def _plain(value: Any, room: list[int] | None = None) -> Any:
     if room[0] < 0 or not isinstance(value, str | int | float | bool | list | tuple | dict | None):
         return NOTHING
     if isinstance(value, list | tuple):
-        made = []
-        for each in value:
-            made.append(_plain(each, room))
-            if made[-1] is NOTHING:
+        items = []
+        for item in value:
+            items.append(_plain(item, room))
+            if items[-1] is NOTHING:
                 return NOTHING
-        return made
+        return items
     if isinstance(value, dict):
         inner = _plain(list(value.values()), room)
         return NOTHING if inner is NOTHING else dict(zip(map(str, value), inner, strict=True))

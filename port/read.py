@@ -121,8 +121,8 @@ class Tree:
 
     def value(self, text: str, path: str) -> str:
         """Return the text at a path, with stars in place of values that look like tokens."""
-        if found := kind(text):
-            self.secrets[path] = found
+        if match := kind(text):
+            self.secrets[path] = match
         return conceal(text)
 
     def whole(self, number: int, text: str) -> int | str:
@@ -271,37 +271,37 @@ class _Builder:
         self.open.add(id(node))
         if node.flow_style or "[" in path[-6:]:
             self.tree.spans[path] = self.span(node)
-        made = (
+        parsed = (
             self.items(node, path, depth) if isinstance(node, SequenceNode) else self.keys(node, path, depth)
         )
         self.open.discard(id(node))
-        return made
+        return parsed
 
     def items(self, node: SequenceNode, path: str, depth: int) -> list[Any]:
         return [self.value(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(node.value)]
 
     def keys(self, node: MappingNode, path: str, depth: int) -> dict[str, Any]:
-        made: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         merged = [
             pair for key, value in node.value if key.tag == _MERGE for pair in self.merged(value, depth)
         ]
-        own = [pair for pair in node.value if pair[0].tag != _MERGE]
-        given: set[str] = set()
-        for number, (key, value) in enumerate([*merged, *own]):
+        pairs = [pair for pair in node.value if pair[0].tag != _MERGE]
+        seen: set[str] = set()
+        for number, (key, value) in enumerate([*merged, *pairs]):
             span = self.span(key)
             if not isinstance(key, ScalarNode):
                 raise self.no_key(key, span)
             name = conceal(key.value) or '""'
             below = join(path, name)
-            if name in given:
+            if name in seen:
                 self.tree.repeated(name, below, span)
             if number >= len(merged):
-                given.add(name)
-            if name in made:
+                seen.add(name)
+            if name in mapping:
                 self.tree.forget(below)
             self.tree.keys[below] = span
-            made[name] = self.value(value, below, depth + 1)
-        return made
+            mapping[name] = self.value(value, below, depth + 1)
+        return mapping
 
     def merged(self, node: Node, depth: int) -> list[tuple[Node, Node]]:
         """Return the pairs that `<<` merges."""
@@ -340,13 +340,13 @@ class _Builder:
         if node.tag in (f"{_TAG}timestamp", f"{_TAG}value"):
             return node.value
         try:
-            made = self.loader.construct_object(node)
+            parsed = self.loader.construct_object(node)
         except (ValueError, KeyError) as error:
             message = f"not valid YAML: `{node.value[:40]}` cannot be read as {node.tag.removeprefix(_TAG)}"
             raise self.tree.refused(E0006, message, "put quotes around it", self.span(node)) from error
-        if isinstance(made, str):
-            return self.tree.value(made, path)
-        return self.tree.whole(made, node.value) if isinstance(made, int) else made
+        if isinstance(parsed, str):
+            return self.tree.value(parsed, path)
+        return self.tree.whole(parsed, node.value) if isinstance(parsed, int) else parsed
 
     def no_key(self, key: Node, span: Span) -> Refused:
         """Return the error for a mapping or list as a key. `{{ name }}` without quotes is one in YAML."""
@@ -373,8 +373,8 @@ def _syntax(tree: Tree, error: yaml.MarkedYAMLError) -> Refused:
     jinja = next((number for number, line in enumerate(tree.lines) if _JINJA.search(line)), None)
     if jinja is not None:
         return _jinja(tree, jinja)
-    found = explain(cast(Any, error), tree.lines)
-    return tree.refused(found.code, found.message, found.help, tree.span(found.line, found.column))
+    problem = explain(cast(Any, error), tree.lines)
+    return tree.refused(problem.code, problem.message, problem.help, tree.span(problem.line, problem.column))
 
 
 E1106 = Code(
@@ -461,46 +461,46 @@ class _Reader:
 
     def plain(self, text: str, at: int) -> Any:
         try:
-            made = json.loads(text)
+            parsed = json.loads(text)
         except ValueError:  # a whole number with thousands of digits
             raise self.fault("the number is too long", at) from None
-        return self.tree.whole(made, text) if isinstance(made, int) else made
+        return self.tree.whole(parsed, text) if isinstance(parsed, int) else parsed
 
     def object(self, at: int, path: str, depth: int) -> tuple[dict[str, Any], int]:
-        made: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         at, start = self.skip(at + 1), at
         while self.text[at : at + 1] != "}":
-            if made and self.text[at : at + 1] != ",":
+            if mapping and self.text[at : at + 1] != ",":
                 raise self.fault("a comma or the closing `}` is missing here", at, start)
-            at = self.skip(at + 1) if made else at
+            at = self.skip(at + 1) if mapping else at
             if self.text[at : at + 1] != '"':
                 raise self.fault("a key in double quotes is missing here", at, start)
             key, end = self.string(at)
             name, span = conceal(key) or '""', self.span(at, end - at)
             below = join(path, name)
-            if name in made:
+            if name in mapping:
                 self.tree.repeated(name, below, span)
                 self.tree.forget(below)
             at = self.skip(end)
             if self.text[at : at + 1] != ":":
                 raise self.fault("a colon is missing after the key", at)
             self.tree.keys[below] = span
-            made[name], at = self.value(self.skip(at + 1), below, depth + 1)
+            mapping[name], at = self.value(self.skip(at + 1), below, depth + 1)
             at = self.skip(at)
-        return made, at + 1
+        return mapping, at + 1
 
     def array(self, at: int, path: str, depth: int) -> tuple[list[Any], int]:
-        made: list[Any] = []
+        items: list[Any] = []
         at, start = self.skip(at + 1), at
         while self.text[at : at + 1] != "]":
-            if made and self.text[at : at + 1] != ",":
+            if items and self.text[at : at + 1] != ",":
                 raise self.fault("a comma or the closing `]` is missing here", at, start)
-            at = self.skip(at + 1) if made else at
-            value, at = self.value(at, f"{path}[{len(made)}]", depth + 1)
-            made.append(value)
+            at = self.skip(at + 1) if items else at
+            value, at = self.value(at, f"{path}[{len(items)}]", depth + 1)
+            items.append(value)
             at = self.skip(at)
         self.tree.spans[path] = self.span(start, at + 1 - start)
-        return made, at + 1
+        return items, at + 1
 
     def string(self, at: int) -> tuple[str, int]:
         try:

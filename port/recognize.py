@@ -200,7 +200,7 @@ def recognize(files: Sequence[Source], chosen: str | None = None) -> Recognized 
         return [_half(role, file) for role, file in roles.items()]
     known = {main.file: _dialects(main) for main in mains}
     if chosen is None:
-        unread = [found for main in mains if (found := _unread(main))]
+        unread = [key for main in mains if (key := _unread(main))]
         unknown = unread or [_unknown(main) for main in mains if not known[main.file]]
         if unknown:
             return unknown
@@ -209,7 +209,9 @@ def recognize(files: Sequence[Source], chosen: str | None = None) -> Recognized 
     by_name = chosen and not mains[0].script
     fitting = [dialects.load(str(chosen))] if by_name else known[mains[0].file]
     if len(fitting) > 1:  # the accompanying files may decide between the dialects
-        fitting = [one for one in fitting if set(roles) <= set(dialects.KNOWN[one.NAME].roles)] or fitting
+        fitting = [
+            dialect for dialect in fitting if set(roles) <= set(dialects.KNOWN[dialect.NAME].roles)
+        ] or fitting
     if len(fitting) > 1:
         return [_unclear(mains[0], fitting)]
     useless = list(_useless(fitting[0], roles))
@@ -220,14 +222,14 @@ def role_of(file: Source) -> str | None:
     """Return the role of an accompanying file, or None for a tool's own config or an unknown file."""
     if not isinstance(file.data, dict) or not file.data or file.script:
         return None
-    entries = [each for name, each in file.data.items() if not str(name).startswith(COMMENTS)]
+    entries = [entry for name, entry in file.data.items() if not str(name).startswith(COMMENTS)]
     for role in ("dataset_info", "v1_datasets"):
-        if entries and all(isinstance(each, dict) and ROLES[role].marks & set(each) for each in entries):
+        if entries and all(isinstance(entry, dict) and ROLES[role].marks & set(entry) for entry in entries):
             return role
     counts = {name: len(role.marks & set(file.data)) for name, role in ROLES.items()}
     best = max(counts, key=lambda name: counts[name])
-    own = max(_count(file, dialect) for dialect in dialects.every())
-    return best if counts[best] >= LEAST_MARKS and counts[best] > own else None
+    own_names = max(_count(file, dialect) for dialect in dialects.every())
+    return best if counts[best] >= LEAST_MARKS and counts[best] > own_names else None
 
 
 def _count(file: Source, dialect: Module) -> int:
@@ -255,22 +257,22 @@ def _unread(file: Source) -> Diagnostic | None:
     """Return the error for a file of a tool that is not read yet; it names the tool and the telltale keys."""
     if file.script:
         return None
-    found = {
+    unread = {
         tool: sorted(filter(file.has, other.marks))
         for tool, other in UNREAD.items()
         if not any(map(file.has, other.unless))
     }
-    tool = max(found, key=lambda tool: len(found[tool]), default="")
-    if not tool or len(found[tool]) < LEAST_MARKS:
+    tool = max(unread, key=lambda tool: len(unread[tool]), default="")
+    if not tool or len(unread[tool]) < LEAST_MARKS:
         return None
-    keys = listing([f"`{key}`" for key in found[tool][:MOST_NAMED]])
+    keys = listing([f"`{key}`" for key in unread[tool][:MOST_NAMED]])
     message = f"{file.file} is a file of {tool}, which recipec does not read yet, judging by {keys}"
     read = listing([dialect.TITLE for dialect in dialects.every()])
     help = (
         f"start a recipe by hand: recipe new my-run; recipec reads files of {read}, and "
         "--from DIALECT reads this one as one of them"
     )
-    return Diagnostic(E1193, message, help=help, span=file.keys.get(found[tool][0]))
+    return Diagnostic(E1193, message, help=help, span=file.keys.get(unread[tool][0]))
 
 
 E1102 = Code(
@@ -322,9 +324,9 @@ def _looked_for(file: Source) -> Iterator[str]:
     present = list(file.data) if isinstance(file.data, dict) else []
     for dialect in dialects.every():
         close = [
-            f"; `{key}` is nearly `{found[0]}`"
+            f"; `{key}` is nearly `{near[0]}`"
             for key in present
-            if (found := get_close_matches(str(key), sorted(dialect.MARKS), n=1, cutoff=NEARLY))
+            if (near := get_close_matches(str(key), sorted(dialect.MARKS), n=1, cutoff=NEARLY))
         ]
         yield f"{dialect.TITLE}: {dialects.KNOWN[dialect.NAME].telling}{''.join(close)}"
 
@@ -345,7 +347,7 @@ E1103 = Code(
 
 def _several(mains: Sequence[Source], known: Sequence[Sequence[Module]]) -> Diagnostic:
     first, second = mains[0], mains[1]
-    names = [listing([d.TITLE for d in found], "or") or "unknown" for found in known]
+    names = [listing([d.TITLE for d in matching], "or") or "unknown" for matching in known]
     if names[0] == names[1]:
         message = f"{first.file} and {second.file} are two runs of {names[0]}; a recipe is one"
         help = (
@@ -455,6 +457,6 @@ def nearest(key: str, names: Sequence[str]) -> str | None:
 def _names(tool: str, key: str) -> set[str]:
     """Return the keys that the tool accepts at a key's place, without the sections that they lie in."""
     sections = tools().get(tool, {}).get("sections", {})
-    own = TOP.get(tool, "").split() if "." not in key else []
-    chosen = [sections[name] for name in own] or list(sections.values())
+    own_keys = TOP.get(tool, "").split() if "." not in key else []
+    chosen = [sections[name] for name in own_keys] or list(sections.values())
     return {name.rpartition(".")[2] for section in chosen for name in section}

@@ -105,24 +105,26 @@ def same(first: Any, second: Any) -> bool:
 
 def first_made(values: list[Any]) -> Any:
     """Return the value that one branch makes, such as a tokenizer, if no other branch makes another one."""
-    made = [value for value in values if isinstance(value, Made | Function | Known)]
+    instances = [value for value in values if isinstance(value, Made | Function | Known)]
     return (
-        made[0]
-        if made and all(value is NOTHING or value in made for value in values) and len(made) == 1
+        instances[0]
+        if instances
+        and all(value is NOTHING or value in instances for value in values)
+        and len(instances) == 1
         else None
     )
 
 
 def text_of(values: list[Any]) -> Any:
     """Join values into one text: a str if all of it is known, else a Text; None if a part is not text."""
-    made = Text.of(str(v) if isinstance(v, int | float) else v for v in values)
-    if made is None:
+    text = Text.of(str(v) if isinstance(v, int | float) else v for v in values)
+    if text is None:
         return None
-    if all(isinstance(piece, str) for piece in made.pieces):
-        whole = "".join(map(str, made.pieces))
+    if all(isinstance(piece, str) for piece in text.pieces):
+        whole = "".join(map(str, text.pieces))
         return whole if len(whole) <= LONGEST else None
     merged: list[Any] = []
-    for piece in made.pieces:
+    for piece in text.pieces:
         if isinstance(piece, str) and merged and isinstance(merged[-1], str):
             merged[-1] += piece
         else:
@@ -151,10 +153,14 @@ def columns_of(out: Any, row: Row, batched: bool) -> dict[str, Any] | None:
     return {str(key): value for key, value in taken.items()}
 
 
-def joined(given: list[Any]) -> Made | None:
+def joined(data_sets: list[Any]) -> Made | None:
     """Concatenate data sets, or return None if they differ in their form."""
-    if not all(isinstance(each, Made) and each.kind in ("data", "all") for each in given):
+    if not all(isinstance(data_set, Made) and data_set.kind in ("data", "all") for data_set in data_sets):
         return None
-    first = given[0]
-    alike = all(each.rows == first.rows and each.steps == first.steps for each in given)
-    return first.but(told={**first.told, "others": Arg(given[1:], first.node, first.node)}) if alike else None
+    first = data_sets[0]
+    alike = all(data_set.rows == first.rows and data_set.steps == first.steps for data_set in data_sets)
+    return (
+        first.but(told={**first.told, "others": Arg(data_sets[1:], first.node, first.node)})
+        if alike
+        else None
+    )

@@ -24,14 +24,14 @@ _ARGUMENT = re.compile(r"([A-Za-z_][\w.\[\]-]*)=(.*)")
 
 def overridden(sources: Sources, arguments: Sequence[str]) -> tuple[Sources, list[Diagnostic]]:
     """Apply the `--set` arguments to the main file."""
-    found: list[Diagnostic] = []
+    problems: list[Diagnostic] = []
     main = sources.main
     for number, argument in enumerate(arguments, 1):
         try:
             main = _applied(main, argument, number)
         except Refused as refused:
-            found.append(refused.diagnostic)
-    return replace(sources, main=main), found
+            problems.append(refused.diagnostic)
+    return replace(sources, main=main), problems
 
 
 def _applied(main: Source, argument: str, number: int) -> Source:
@@ -300,8 +300,8 @@ class _Settler:
     def node(self, node: Any, path: str) -> Any:
         """Return the value with its references resolved, or MISSING if it is refused."""
         if isinstance(node, dict):
-            made = {key: self.node(value, join(path, key)) for key, value in node.items()}
-            return {key: value for key, value in made.items() if value is not MISSING}
+            mapping = {key: self.node(value, join(path, key)) for key, value in node.items()}
+            return {key: value for key, value in mapping.items() if value is not MISSING}
         if isinstance(node, list):
             kept = [self.node(item, f"{path}[{index}]") for index, item in enumerate(node)]
             return [item for item in kept if item is not MISSING]
@@ -319,8 +319,8 @@ class _Settler:
             objective = self.source.script.objective if self.source.script else "sft"
             help = f"give its value: --set {path}=VALUE"
             raise _Unreadable(E1174, message, elsewhere(path, objective) if path == "dataset_name" else help)
-        if found := self.source.secrets.get(path):
-            raise _Unreadable(E0702, f"`{path}` looks like {found}", SECRET_HELP)
+        if secret := self.source.secrets.get(path):
+            raise _Unreadable(E0702, f"`{path}` looks like {secret}", SECRET_HELP)
         if _TEMPLATES.search(path) or self.source.script:
             return text
         if sign := _JINJA.search(text):
@@ -358,12 +358,12 @@ class _Settler:
         if ":" in name:
             raise _environment(path, f"${{{name}}}")
         target = _absolute(name.strip(), path)
-        found = self.source.get(target)
-        if found is MISSING:
+        value = self.source.get(target)
+        if value is MISSING:
             message = f"`${{{name}}}` in `{path}` names a key that the file does not have"
             raise _Unreadable(E1108, message, "write the value out")
         self.used.add(target)
-        return self.inner(found, target, steps + 1)
+        return self.inner(value, target, steps + 1)
 
     def inner(self, node: Any, path: str, steps: int) -> Any:
         """Resolve the references within a value that another value refers to."""

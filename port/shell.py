@@ -93,15 +93,15 @@ class Unreadable(Exception):
 
 def shown(text: str) -> str:
     """Return a word's text, with `${NAME}` for unknown values."""
-    return _MARKED.sub(lambda found: f"${{{found[1]}}}", text).replace(SPACE, " ")
+    return _MARKED.sub(lambda match: f"${{{match[1]}}}", text).replace(SPACE, " ")
 
 
 def unknown(text: str) -> str | None:
     """Return the first unknown part of a word as written in the script ("$1", "$(nproc)"), or None."""
-    found = _MARKED.search(text)
-    if found is None:
+    match = _MARKED.search(text)
+    if match is None:
         return None
-    name = found[1].replace(SPACE, " ")
+    name = match[1].replace(SPACE, " ")
     return f"${name}" if re.fullmatch(r"\w+|\W|\(.*", name) else f"${{{name}}}"
 
 
@@ -156,14 +156,14 @@ class Shell:
                 self.at += 1
                 self._bodies()
                 self._finish()
-            elif found := _REDIRECTION.match(self.text, self.at):
-                self._redirect(found[1], found.end())
+            elif match := _REDIRECTION.match(self.text, self.at):
+                self._redirect(match[1], match.end())
             elif character in ";&|()":
                 self.at += 1
                 if not self.heredocs:
                     self._finish()
-            elif (found := _ASSIGNMENT.match(self.text, self.at)) and self._assigns():
-                self._assign(found[1], bool(found[2]), found.end())
+            elif (match := _ASSIGNMENT.match(self.text, self.at)) and self._assigns():
+                self._assign(match[1], bool(match[2]), match.end())
             else:
                 self.words += self._word()
         self._finish()
@@ -177,16 +177,16 @@ class Shell:
 
     def _assign(self, name: str, adds: bool, at: int) -> None:
         self.at = at
-        made: str | list[Word]
+        value: str | list[Word]
         old = self.variables.get(name)
         if self.text.startswith("(", at):
-            made = self._array(at)
-            made = [*old, *made] if adds and isinstance(old, list) else made
+            value = self._array(at)
+            value = [*old, *value] if adds and isinstance(old, list) else value
         else:
-            made = "".join(word.text for word in self._word(splits=False))
-            made = old + made if adds and isinstance(old, str) else made
+            value = "".join(word.text for word in self._word(splits=False))
+            value = old + value if adds and isinstance(old, str) else value
         self.before.setdefault(name, old)
-        self._hold(name, "***" if _SECRET.search(name) and made else made)
+        self._hold(name, "***" if _SECRET.search(name) and value else value)
 
     def _hold(self, name: str, value: str | list[Word] | None) -> None:
         if value is None:
@@ -278,8 +278,8 @@ class Shell:
         )
         if texts[0] == "eval" or shell is not None:
             after = 1 if texts[0] == "eval" else texts.index("-c", shell or 0) + 1
-            given = words[after:] if texts[0] == "eval" else words[after : after + 1]
-            self._inner(given)
+            rest = words[after:] if texts[0] == "eval" else words[after : after + 1]
+            self._inner(rest)
             return
         self.statements.append(Statement(tuple(words), watched, self.folder))
 
@@ -296,11 +296,11 @@ class Shell:
             raise Unreadable(str(error), at) from None
 
     def _word(self, splits: bool = True) -> list[Word]:
-        start, made, current = self.at, list[Word](), None
+        start, words, current = self.at, list[Word](), None
         while self.at < len(self.text):
             character = self.text[self.at]
-            if found := _PLAIN.match(self.text, self.at):
-                current, self.at = (current or "") + found[0], found.end()
+            if match := _PLAIN.match(self.text, self.at):
+                current, self.at = (current or "") + match[0], match.end()
             elif character == "\\":
                 taken = self.text[self.at + 1 : self.at + 2]
                 current = (current or "") + ("" if taken == "\n" else taken)
@@ -313,20 +313,20 @@ class Shell:
             elif character in '"$`':
                 value = self._double() if character == '"' else self._expansion()
                 if isinstance(value, list):
-                    made += value
+                    words += value
                 elif character == '"' or not splits:
                     current = (current or "") + value
                 else:
                     first, *rest = re.split(r"[ \t\n]+", value)
                     current = (current or "") + first if current or first else None
                     for part in rest:
-                        made += [Word(current, *self._span(start))] if current is not None else []
+                        words += [Word(current, *self._span(start))] if current is not None else []
                         current = part or None
             else:
                 break
         if self.at == start:  # for example a bracket that has no meaning here
             self.at += 1
-        return made if current is None else [*made, Word(current, *self._span(start))]
+        return words if current is None else [*words, Word(current, *self._span(start))]
 
     def _double(self) -> str | list[Word]:
         start, text = self.at, ""
@@ -374,25 +374,25 @@ class Shell:
         if following == "'":
             self.at += 1
             return ""
-        found = _NAME.match(self.text, start + 1) or re.compile(r"[0-9@*#?]").match(self.text, start + 1)
-        if found is None:
+        match = _NAME.match(self.text, start + 1) or re.compile(r"[0-9@*#?]").match(self.text, start + 1)
+        if match is None:
             self.at += 1
             return "$"
-        self.at = found.end()
-        return self._value(found[0])
+        self.at = match.end()
+        return self._value(match[0])
 
     def _written_place(self, command: str) -> str | None:
         """Return what a command writes that names a place from the root; None if it is not known."""
-        found = _PLACE.fullmatch(command)
-        if found is None or self.depth >= DEEPEST:
+        match = _PLACE.fullmatch(command)
+        if match is None or self.depth >= DEEPEST:
             return None
-        text = (found["cd"] or found["of"] or found["real"]).strip()
+        text = (match["cd"] or match["of"] or match["real"]).strip()
         inner = Shell(text, self.variables, depth=self.depth + 1, spent=self.spent)
-        given = "".join(word.text for word in inner._word(splits=False))
+        directory = "".join(word.text for word in inner._word(splits=False))
         self.spent = inner.spent
-        if inner.at < len(text) or unknown(given) or not given.startswith("/"):
+        if inner.at < len(text) or unknown(directory) or not directory.startswith("/"):
             return None
-        return posixpath.dirname(given) if found["dirname"] else posixpath.normpath(given)
+        return posixpath.dirname(directory) if match["dirname"] else posixpath.normpath(directory)
 
     def _bracketed(self, start: int, opening: str) -> str:
         """Return the text between a bracket and its closing bracket."""
@@ -415,14 +415,14 @@ class Shell:
         raise Unreadable(f"the `{opening}` that opens here is not closed", start)
 
     def _parameter(self, inner: str) -> str | list[Word]:
-        found = _PARAMETER.fullmatch(inner)
-        if found is None:
+        match = _PARAMETER.fullmatch(inner)
+        if match is None:
             return _marked(inner)
-        name, default = found[1], found[3]
+        name, default = match[1], match[3]
         if default is not None and name not in self.variables:
             return self._expanded(default.strip("\"'") if default[:1] == default[-1:] else default)
         value = self._value(name)
-        if isinstance(value, list) and found[2] in (None, "[0]"):
+        if isinstance(value, list) and match[2] in (None, "[0]"):
             return value[0].text if value else ""
         return value
 
@@ -437,18 +437,18 @@ class Shell:
         if self.depth >= DEEPEST:
             return _marked("...")
         inner = Shell(text, self.variables, depth=self.depth + 1, spent=self.spent)
-        made = ""
+        expanded = ""
         while inner.at < len(text):
             character = text[inner.at]
             if character == "$":
                 value = inner._expansion()
-                made += " ".join(word.text for word in value) if isinstance(value, list) else value
+                expanded += " ".join(word.text for word in value) if isinstance(value, list) else value
             else:
                 escaped = character == "\\" and text[inner.at + 1 : inner.at + 2] in ("$", "`", "\\")
-                made += text[inner.at + escaped]
+                expanded += text[inner.at + escaped]
                 inner.at += 1 + escaped
         self.spent = inner.spent
-        return made
+        return expanded
 
     def _number(self, text: str) -> str:
         """Evaluate `$((...))` over known whole numbers."""

@@ -155,9 +155,9 @@ def _find(node: Any, key: str, default: Any) -> Any:
             return default
         for name, value in node.items():
             if key.startswith((f"{name}.", f"{name}[")):
-                found = _find(value, key[len(name) :].removeprefix("."), MISSING)
-                if found is not MISSING:
-                    return found
+                inner = _find(value, key[len(name) :].removeprefix("."), MISSING)
+                if inner is not MISSING:
+                    return inner
     return default
 
 

@@ -23,21 +23,25 @@ ABOVE = ("hyperparameters", "HyperParameters", "hyper_parameters")
 
 def typed(source: Source) -> Source:
     """Move the map's keys to the file's top, with the values that the script reads. Keep other files."""
-    found, others = source.data, {}
-    above = next((key for key in ABOVE if isinstance(found, dict) and isinstance(found.get(key), dict)), "")
+    values, others = source.data, {}
+    above = next((key for key in ABOVE if isinstance(values, dict) and isinstance(values.get(key), dict)), "")
     if above:
-        others = {key: value for key, value in found.items() if key != above}
-        found = found[above]
-    if not isinstance(found, dict) or not found or not all(isinstance(each, str) for each in found.values()):
+        others = {key: value for key, value in values.items() if key != above}
+        values = values[above]
+    if (
+        not isinstance(values, dict)
+        or not values
+        or not all(isinstance(value, str) for value in values.values())
+    ):
         return source
     types = _types()
-    data = {key: _bare(value) for key, value in found.items()}
+    data = {key: _bare(value) for key, value in values.items()}
     if sum(str(key) in types for key in data) < LEAST:
         return source
     start = f"{above}." if above else ""
 
     def lifted(places: Mapping[str, Any]) -> dict[str, Any]:
-        return {key.removeprefix(start): each for key, each in places.items()}
+        return {key.removeprefix(start): place for key, place in places.items()}
 
     data = others | {key: _read(value, types.get(str(key), "str")) for key, value in data.items()}
     return replace(

@@ -77,8 +77,8 @@ def run(name: str) -> None:
     python(artifact / "merge.py", *places, "--checkpoint", work / "run" / "checkpoints")
     metrics = (work / "run" / "checkpoints" / "metrics.jsonl").read_text("utf-8").splitlines()
     held_out = [row["eval_loss"] for row in map(json.loads, metrics) if "eval_loss" in row]
-    said = answers(*load(work / "run" / "merged"), questions("eval.jsonl"))
-    record = {"values": VARIANTS[name], "eval_loss": held_out, "answers": said}
+    texts = answers(*load(work / "run" / "merged"), questions("eval.jsonl"))
+    record = {"values": VARIANTS[name], "eval_loss": held_out, "answers": texts}
     (FOLDER / f"{name}.json").write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", "utf-8")
     shutil.rmtree(work)
 
@@ -106,8 +106,8 @@ def table() -> str:
     )
     rows = [head, ("---",) * len(head)]
     for name in names:
-        losses, said = traces[name].losses, records[name]["answers"]
-        same = sum(a == b for a, b in zip(said, records["float32"]["answers"], strict=True))
+        losses, texts = traces[name].losses, records[name]["answers"]
+        same = sum(a == b for a, b in zip(texts, records["float32"]["answers"], strict=True))
         cosines = by_layer(traces[name].gradients, traces["float32"].gradients)
         worst = min(cosines, key=lambda layer: cosines[layer])
         rows.append(
@@ -115,8 +115,8 @@ def table() -> str:
                 words(records[name]["values"]),
                 *(f"{np.mean(losses[max(0, step - TEN) : step]):.3f}" for step in STEPS),
                 *(f"{records[name]['eval_loss'][at]:.4f}" for at in (0, -1)),
-                f"{round(in_format(said) * len(said))} of {len(said)}",
-                f"{same} of {len(said)}",
+                f"{round(in_format(texts) * len(texts))} of {len(texts)}",
+                f"{same} of {len(texts)}",
                 f"{np.median(list(cosines.values())):.4f}",
                 f"{cosines[worst]:.4f}, {worst}",
             )
@@ -136,8 +136,10 @@ def by_layer(gradients: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray
     out: dict[int, float] = {}
     for layer in sorted({int(name.split(".")[1]) for name in other}):
         names = [name for name in other if name.startswith(f"layers.{layer}.")]
-        one, two = (np.concatenate([arrays[name].ravel() for name in names]) for arrays in (gradients, other))
-        out[layer] = float(one @ two / np.linalg.norm(one) / np.linalg.norm(two))
+        gradient, two = (
+            np.concatenate([arrays[name].ravel() for name in names]) for arrays in (gradients, other)
+        )
+        out[layer] = float(gradient @ two / np.linalg.norm(gradient) / np.linalg.norm(two))
     return out
 
 

@@ -113,7 +113,7 @@ USUAL = 16_384
 """The tokens of a micro-batch that the page names once, for all cells without a number."""
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.families", description="The table of families.")
     commands = parser.add_subparsers(dest="command", required=True)
     for command, (doing, _, known) in FOUND.items():
@@ -122,7 +122,7 @@ def main(given: Sequence[str] | None = None) -> int:
             "names", nargs="*", metavar="FAMILY", help=f"all when none is given: {', '.join(known)}"
         )
     commands.add_parser("write", help="write the table of docs/models.md")
-    asked = parser.parse_args(given)
+    asked = parser.parse_args(argv)
     if asked.command in FOUND:
         _, find, known = FOUND[asked.command]
         if unknown := set(asked.names) - set(known):

@@ -44,9 +44,9 @@ def answers(model: Any, tokenizer: Any, questions: Sequence[str]) -> list[str]:
         prompts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
     )
     with torch.no_grad():
-        said = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
+        tokens = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
     length = inputs["input_ids"].shape[1]
-    texts = tokenizer.batch_decode(said[:, length:], skip_special_tokens=False)
+    texts = tokenizer.batch_decode(tokens[:, length:], skip_special_tokens=False)
     # An answer without an end token stays cut off, so it fails the full match of the format.
     return [re.split(r"<end_of_turn>|<eos>", text)[0] for text in texts]
 

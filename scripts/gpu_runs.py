@@ -85,25 +85,25 @@ def run(data: Path, result: Path, seconds: float) -> None:
     shutil.copy(TEMPLATE, FOLDER)
     begun = time.monotonic()
 
-    def in_time(one: tuple[str, str]) -> int | None:
-        return train(one) if time.monotonic() < begun + seconds else None
+    def in_time(run_key: tuple[str, str]) -> int | None:
+        return train(run_key) if time.monotonic() < begun + seconds else None
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         statuses = list(pool.map(in_time, RUNS))
     record: dict[str, Any] = {"device": device(), "runs": {}, "parity": {}}
     first: Trace | None = None
-    for one, status in zip(RUNS, statuses, strict=True):
+    for run_key, status in zip(RUNS, statuses, strict=True):
         if status is None:
             continue
         if status:
-            record["runs"][title(one)] = {"failed": (folder(one) / "log").read_text("utf-8")[-1500:]}
+            record["runs"][title(run_key)] = {"failed": (folder(run_key) / "log").read_text("utf-8")[-1500:]}
             continue
-        trace = read_trace(folder(one) / "trace.npz")
-        if one == ("train", "float32"):
+        trace = read_trace(folder(run_key) / "trace.npz")
+        if run_key == ("train", "float32"):
             first = trace
-        record["runs"][title(one)] = {
+        record["runs"][title(run_key)] = {
             "losses": trace.losses,
-            "held_out": held_out(one),
+            "held_out": held_out(run_key),
             "cosines": by_layer(trace.gradients, first.gradients) if first else None,
         }
     for name in ("float32", "bfloat16"):
@@ -124,18 +124,18 @@ def messages(row: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": row["output"]}]
 
 
-def title(one: tuple[str, str]) -> str:
-    return "{}, {}".format(*one)
+def title(run_key: tuple[str, str]) -> str:
+    return "{}, {}".format(*run_key)
 
 
-def folder(one: tuple[str, str]) -> Path:
-    return FOLDER / "{}-{}".format(*one)
+def folder(run_key: tuple[str, str]) -> Path:
+    return FOLDER / "{}-{}".format(*run_key)
 
 
-def train(one: tuple[str, str]) -> int:
+def train(run_key: tuple[str, str]) -> int:
     """Build one run's artifact, set its mesh to the GPU, and run it. Return the exit status."""
-    script, name = one
-    work = folder(one)
+    script, name = run_key
+    work = folder(run_key)
     build = [
         *("-m", "recipec.compiler.cli.main", "build", FOLDER / "recipe.yaml", "-o", work),
         *(("--backend", "trl") if script == "trl" else ()),
@@ -155,13 +155,13 @@ def train(one: tuple[str, str]) -> int:
             done = subprocess.run(line, cwd=ROOT, env=environment, stdout=log, stderr=log)
             if done.returncode:
                 break
-    print(f"{title(one)}: {done.returncode}, {time.monotonic() - started:.0f} s", flush=True)
+    print(f"{title(run_key)}: {done.returncode}, {time.monotonic() - started:.0f} s", flush=True)
     return done.returncode
 
 
-def held_out(one: tuple[str, str]) -> list[float]:
+def held_out(run_key: tuple[str, str]) -> list[float]:
     """Return the held-out loss before and after the run."""
-    (file,) = folder(one).glob("checkpoints*/metrics.jsonl")
+    (file,) = folder(run_key).glob("checkpoints*/metrics.jsonl")
     rows = map(json.loads, file.read_text("utf-8").splitlines())
     return [row["eval_loss"] for row in rows if "eval_loss" in row]
 
@@ -183,16 +183,16 @@ def table(record: Mapping[str, Any]) -> str:
     )
     rows = [head, ("---",) * len(head)]
     for name, values in VARIANTS.items():
-        one = record["runs"].get(title(("train", name)), {})
-        if "losses" not in one:
+        figures = record["runs"].get(title(("train", name)), {})
+        if "losses" not in figures:
             continue
-        losses, cosines = one["losses"], one["cosines"]
+        losses, cosines = figures["losses"], figures["cosines"]
         worst = min(cosines, key=lambda layer: cosines[layer])
         rows.append(
             (
                 words(values),
                 *(f"{np.mean(losses[max(0, step - TEN) : step]):.3f}" for step in AT),
-                *(f"{one['held_out'][at]:.4f}" for at in (0, -1)),
+                *(f"{figures['held_out'][at]:.4f}" for at in (0, -1)),
                 f"{np.median(list(cosines.values())):.4f}",
                 f"{cosines[worst]:.4f}, {worst}",
             )

@@ -106,9 +106,9 @@ def main() -> None:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list")
-    one = commands.add_parser("compile")
-    one.add_argument("row")
-    one.add_argument("out", type=Path)
+    compile_parser = commands.add_parser("compile")
+    compile_parser.add_argument("row")
+    compile_parser.add_argument("out", type=Path)
     args = parser.parse_args()
     if args.command == "list":
         sys.stdout.writelines(f"{row}\n" for row in json.loads(TABLE.read_text())["runs"])

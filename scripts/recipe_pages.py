@@ -165,10 +165,10 @@ class Record:
 def about_first(planned: Iterable[Planned]) -> list[str]:
     """Return a sentence that compares the first estimates with the plans, if any were recorded."""
     memory, seconds = [], []
-    for one in planned:
-        if one.first is not None and one.seconds:
-            memory.append(one.first.used / one.memory.used - 1)
-            seconds.append(one.first.seconds / one.seconds - 1)
+    for plan in planned:
+        if plan.first is not None and plan.seconds:
+            memory.append(plan.first.used / plan.memory.used - 1)
+            seconds.append(plan.first.seconds / plan.seconds - 1)
     if not memory:
         return []
     return [
@@ -186,10 +186,10 @@ def _span(differences: Sequence[float]) -> str:
 def head(planned: Planned) -> list[str]:
     """Return the comment lines at the end of a recipe's head."""
     memory = planned.memory
-    said = f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB on each device"
+    text = f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB on each device"
     if planned.seconds is not None:
         slow, fast = planned.tokens_per_second
-        said += (
+        text += (
             f"; {span(*planned.step, 2)} s an optimizer step of {planned.tokens:,} tokens, "
             + (
                 f"at most {planned.generation[1]:.2f} s of it to generate them, "
@@ -199,13 +199,13 @@ def head(planned: Planned) -> list[str]:
             + f"{thousands(slow)} to {thousands(fast)} tokens/s"
         )
         if (usd := planned.usd_per_million) is not None:
-            said += f", US$ {span(*usd, 2)} a million tokens"
+            text += f", US$ {span(*usd, 2)} a million tokens"
     versions = planned.versions
-    said += (
+    text += (
         f". By libtpu {versions['libtpu']} and jax {versions['jax']} on {planned.date}, not measured: "
         "docs/recipes.md says what the two figures are."
     )
-    return wrap(MARK + said, WIDTH - 1, subsequent_indent="# ", break_on_hyphens=False)
+    return wrap(MARK + text, WIDTH - 1, subsequent_indent="# ", break_on_hyphens=False)
 
 
 def with_head(text: str, lines: Sequence[str]) -> str:
@@ -243,13 +243,15 @@ def verified(
         proofs: of docs/models.json, by family and its variants.
     """
     compiled = {
-        card.key(programs[name]): Result(_compiled(one), _named(one.versions, COMPILERS), one.date)
-        for name, one in plans.items()
+        card.key(programs[name]): Result(_compiled(plan), _named(plan.versions, COMPILERS), plan.date)
+        for name, plan in plans.items()
     }
     rehearsed = {
-        one["key"]: Result(_rehearsed(one["figures"]), _named(one["versions"], LIBRARIES), one["date"])
-        for name, one in rehearsals.items()
-        if name in programs and one["key"] == card.key(programs[name])
+        rehearsal["key"]: Result(
+            _rehearsed(rehearsal["figures"]), _named(rehearsal["versions"], LIBRARIES), rehearsal["date"]
+        )
+        for name, rehearsal in rehearsals.items()
+        if name in programs and rehearsal["key"] == card.key(programs[name])
     }
     families = sorted({case.partition("-")[0] for case in proofs})
     return {
@@ -291,7 +293,7 @@ def _proved(cases: Sequence[Mapping[str, Any]]) -> Result:
     sentences = [f"{PROVED[what]} within {max(apart):.0e}" for what, apart in worst.items() if apart]
     dates = {case.get("date") for case in cases}
     versions = [case.get("versions") for case in cases]
-    same = versions[0] or {} if all(one == versions[0] for one in versions) else {}
+    same = versions[0] or {} if all(version == versions[0] for version in versions) else {}
     return Result(", ".join(sentences), _named(same, LIBRARIES), dates.pop() if len(dates) == 1 else None)
 
 

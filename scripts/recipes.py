@@ -95,7 +95,7 @@ METHOD_KEYS = {
 """By method, what it adds to the `model` section, and its `lora` section."""
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.recipes", description="Estimates of recipes/.")
     commands = parser.add_subparsers(dest="command", required=True)
     planning = commands.add_parser("plan", help="plan recipes that changed, or all that are named")
@@ -104,7 +104,7 @@ def main(given: Sequence[str] | None = None) -> int:
     rehearsing = commands.add_parser("rehearse", help="rehearse recipes, and keep what is found")
     rehearsing.add_argument("names", nargs="+", metavar="NAME", help="of a recipe")
     commands.add_parser("write", help="write heads, docs/recipes.md and cards from the records")
-    asked = parser.parse_args(given)
+    asked = parser.parse_args(argv)
     chosen = {
         "plan": lambda: _plan(asked.names),
         "fits": _fits,
@@ -187,7 +187,9 @@ def parts(of: Program, estimate: Estimate) -> Parts:
     """Return the share of a micro-batch that the experts take."""
     axes = of.recipe.mesh.axes
     moved = {
-        kind: sum(received(one, axes) for one in estimate.collectives if one.kind == kind)
+        kind: sum(
+            received(collective, axes) for collective in estimate.collectives if collective.kind == kind
+        )
         for kind in ("ragged-all-to-all", "all-gather")
     }
     inwards = (of.accelerator.ici_gb_per_s or 0.0) * 1e9 / 2 / of.accelerator.devices_per_chip
@@ -215,9 +217,9 @@ def texts(record: Record) -> Iterator[tuple[Path, str]]:
     rehearsals = json.loads(REHEARSED.read_text(encoding="utf-8")) if REHEARSED.exists() else {}
     proofs = json.loads(PROOFS.read_text(encoding="utf-8"))["proofs"]
     current = {
-        name: one
-        for name, one in record.recipes.items()
-        if name in programs and one.key == key(programs[name])
+        name: recipe
+        for name, recipe in record.recipes.items()
+        if name in programs and recipe.key == key(programs[name])
     }
     known = verified(programs, current, rehearsals, proofs)
     yield CARDS, card.dumped(known)

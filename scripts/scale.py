@@ -116,13 +116,13 @@ Record = dict[str, Scaled]
 RECORDS: TypeAdapter[Record] = TypeAdapter(Record)
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.scale", description="The flagship at scale.")
     commands = parser.add_subparsers(dest="command", required=True)
     planning = commands.add_parser("plan", help="compile the steps that changed")
     planning.add_argument("names", nargs="*", metavar="NAME", help="such as v5p-32; all when none is given")
     commands.add_parser("write", help="write the tables of docs/scale.md from the record")
-    asked = parser.parse_args(given)
+    asked = parser.parse_args(argv)
     return guarded({"plan": lambda: _plan(asked.names), "write": write}[asked.command])
 
 
@@ -145,7 +145,12 @@ def scaled(case: Case) -> Scaled:
     estimated = plan(of, case.sets)
     axes, steps = dict(of.recipe.mesh.axes), of.accumulation_steps
     ici, dcn = (
-        sum(received(one, axes) for one in estimated.estimate.collectives if one.over_dcn == over_dcn) * steps
+        sum(
+            received(collective, axes)
+            for collective in estimated.estimate.collectives
+            if collective.over_dcn == over_dcn
+        )
+        * steps
         for over_dcn in (False, True)
     )
     return Scaled(
@@ -190,7 +195,9 @@ def page(text: str, record: Record) -> str:
 
 def tables(record: Record) -> dict[str, str]:
     """Return the tables by name."""
-    growing = {name: one for name, one in record.items() if CASES[name].table == "growing" and one.per_chip}
+    growing = {
+        name: case for name, case in record.items() if CASES[name].table == "growing" and case.per_chip
+    }
     return {
         "versions": _versions(record),
         **{kind: _steps(record, kind) for kind in dict.fromkeys(case.table for case in CASES.values())},
@@ -199,8 +206,8 @@ def tables(record: Record) -> dict[str, str]:
 
 
 def _versions(record: Record) -> str:
-    plans = [one.planned for one in record.values()]
-    versions, dates = plans[0].versions, sorted({one.date for one in plans})
+    plans = [case.planned for case in record.values()]
+    versions, dates = plans[0].versions, sorted({case.date for case in plans})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     missing = "; ".join(name for name in CASES if name not in record)
     left_out = f" Not compiled, and left out: {missing}." if missing else ""
@@ -221,31 +228,31 @@ def _steps(record: Record, kind: str) -> str:
     )
     times = ("Step, s", "Tokens/s", "Efficiency of a chip", "US$ a million tokens")
     rows = []
-    for name, one in record.items():
+    for name, case in record.items():
         if CASES[name].table != kind:
             continue
-        memory = one.planned.memory
+        memory = case.planned.memory
         row = [
             _machine(name),
-            f"{one.chips}, {one.hosts}",
-            mesh_axes(one.axes),
-            str(one.rows),
+            f"{case.chips}, {case.hosts}",
+            mesh_axes(case.axes),
+            str(case.rows),
             f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f}",
         ]
-        if one.per_chip is None:
+        if case.per_chip is None:
             rows.append([*row, *[""] * 6])
             continue
         base = next(iter(record.values()))
-        dcn = f", and {one.dcn / 1e9:.2f} over DCN" if one.dcn else ""
-        usd = one.planned.usd_per_million
+        dcn = f", and {case.dcn / 1e9:.2f} over DCN" if case.dcn else ""
+        usd = case.planned.usd_per_million
         rows.append(
             [
                 *row,
-                f"{one.ici / 1e9:.1f}{dcn}",
-                f"{one.exposed:.2f}",
-                span(*one.planned.step, 2),
-                " to ".join(map(thousands, one.planned.tokens_per_second)),
-                f"{one.per_chip / (base.per_chip or math.nan):.0%}",
+                f"{case.ici / 1e9:.1f}{dcn}",
+                f"{case.exposed:.2f}",
+                span(*case.planned.step, 2),
+                " to ".join(map(thousands, case.planned.tokens_per_second)),
+                f"{case.per_chip / (base.per_chip or math.nan):.0%}",
                 span(*usd, 2) if usd else "",
             ]
         )
@@ -256,12 +263,12 @@ def _epochs(record: Record) -> str:
     """Return the time of an epoch of the published run's size, with its samples packed."""
     head = ("Machine", "Rows a step", "Steps an epoch", "Minutes", "US$")
     rows = []
-    for name, one in record.items():
-        steps = math.ceil(SAMPLES * SAMPLE_TOKENS / one.planned.tokens)
-        low, high = (steps * seconds / 60 for seconds in one.planned.step)
-        usd = (one.planned.usd_per_hour or math.nan) / 60
+    for name, case in record.items():
+        steps = math.ceil(SAMPLES * SAMPLE_TOKENS / case.planned.tokens)
+        low, high = (steps * seconds / 60 for seconds in case.planned.step)
+        usd = (case.planned.usd_per_hour or math.nan) / 60
         rows.append(
-            (_machine(name), str(one.rows), str(steps), span(low, high, 1), span(low * usd, high * usd, 2))
+            (_machine(name), str(case.rows), str(steps), span(low, high, 1), span(low * usd, high * usd, 2))
         )
     return table(head, rows)
 
@@ -272,7 +279,7 @@ def _machine(name: str) -> str:
 
 
 def _plan(names: Sequence[str]) -> None:
-    record = {name: one for name, one in read().items() if name in CASES}
+    record = {name: case for name, case in read().items() if name in CASES}
     if unknown := set(names) - set(CASES):
         raise ArtifactError(f"there is no {', '.join(sorted(unknown))}", f"{', '.join(CASES)}")
     for name in names or CASES:

@@ -102,7 +102,7 @@ def figures() -> Iterator[Figure]:
     for name, log in logs().items():
         planned = server(log)
         if (size := log.get("weights_gib")) is not None:
-            held = sum(one.bytes for one in planned.weights) * planned.tensor_parallel / GIB
+            held = sum(weight.bytes for weight in planned.weights) * planned.tensor_parallel / GIB
             yield Figure(name, "weights", size, held)
         if (tokens := log.get("cache_tokens")) is not None:
             yield Figure(name, "tokens", tokens, planned.limits.tokens_fit)
@@ -123,7 +123,7 @@ def tables(found: Sequence[Figure]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in logs():
-        held = {one.what: one for one in found if one.server == name and not one.load}
+        held = {figure.what: figure for figure in found if figure.server == name and not figure.load}
         if held:
             cells = [*_cells(held.get("weights"), ".2f"), *_cells(held.get("tokens"), ",.0f")]
             lines.append(_row(_link(name), logs()[name]["vllm"], *cells))
@@ -133,9 +133,9 @@ def tables(found: Sequence[Figure]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name in logs():
-        timed = [one for one in found if one.server == name and one.load]
-        for key in dict.fromkeys(one.load for one in timed):
-            at = {one.what: one for one in timed if one.load == key}
+        timed = [figure for figure in found if figure.server == name and figure.load]
+        for key in dict.fromkeys(figure.load for figure in timed):
+            at = {figure.what: figure for figure in timed if figure.load == key}
             cells = [*_cells(at.get("TTFT"), ".1f"), *_cells(at.get("TPOT"), ".1f")]
             lines.append(_row(_link(name), f"{key[0]:,}, {key[1]:,}", str(key[2]), *cells))
     return "\n".join([*lines, "", _summary(found)])
@@ -159,7 +159,7 @@ def _cells(figure: Figure | None, form: str) -> list[str]:
 def _summary(found: Sequence[Figure]) -> str:
     parts = []
     for what in ("weights", "tokens", "TTFT", "TPOT"):
-        errors = [abs(one.error) for one in found if one.what == what]
+        errors = [abs(figure.error) for figure in found if figure.what == what]
         parts.append(f"{what} {100 * median(errors):.1f} % and {100 * max(errors):.1f} %")
     return f"Median and worst error: {', '.join(parts)}."
 

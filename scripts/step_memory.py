@@ -331,10 +331,10 @@ def write() -> None:
 def page_table(every: Sequence[Compared]) -> str:
     """Return the errors by policy, and the steps that are out of bounds."""
     rows = []
-    for policy in sorted({one.policy for one in every}, key=list(KEPT).index):
+    for policy in sorted({step.policy for step in every}, key=list(KEPT).index):
         for whole in (True, False):
-            some = [one for one in every if (one.policy, one.whole) == (policy, whole)]
-            usual = [one.error for one in some if one.name not in EXCEPTIONS]
+            some = [step for step in every if (step.policy, step.whole) == (policy, whole)]
+            usual = [step.error for step in some if step.name not in EXCEPTIONS]
             if usual:
                 middle = median(map(abs, usual))
                 rows.append(
@@ -349,29 +349,29 @@ def page_table(every: Sequence[Compared]) -> str:
                 )
     head = ("Policy", "Planned", "Steps", "Lowest error", "Highest error", "Median size")
     lines = table(head, rows)
-    apart = [one for one in every if one.name in EXCEPTIONS]
+    apart = [step for step in every if step.name in EXCEPTIONS]
     if apart:
-        names = "; ".join(f"{one.name}: {100 * one.error:+.0f} %" for one in apart)
+        names = "; ".join(f"{step.name}: {100 * step.error:+.0f} %" for step in apart)
         lines += f"\nOutside of these bounds, and not counted: {names}.\n"
     return lines
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.step_memory", description="Memory of steps.")
     commands = parser.add_subparsers(dest="command", required=True)
     planning = commands.add_parser("plan", help="compile the cases without a record, or these")
     planning.add_argument("names", nargs="*", metavar="NAME")
     commands.add_parser("compare", help="print the error of the estimate for each step")
     commands.add_parser("write", help="write the table of docs/planning.md")
-    asked = parser.parse_args(given)
+    asked = parser.parse_args(argv)
     return guarded({"plan": lambda: _plan(asked.names), "compare": _compare, "write": write}[asked.command])
 
 
 def _compare() -> None:
-    for one in sorted(compared(), key=lambda one: one.error):
-        flag = "" if one.within else "  out of bounds"
-        sizes = f"{one.estimated / 2**30:6.2f} for {one.compiled / 2**30:6.2f} GiB"
-        print(f"{100 * one.error:+6.1f} %  {sizes}  {one.name}{flag}")
+    for step in sorted(compared(), key=lambda step: step.error):
+        flag = "" if step.within else "  out of bounds"
+        sizes = f"{step.estimated / 2**30:6.2f} for {step.compiled / 2**30:6.2f} GiB"
+        print(f"{100 * step.error:+6.1f} %  {sizes}  {step.name}{flag}")
 
 
 def _plan(names: Iterable[str]) -> None:

@@ -74,7 +74,7 @@ class Row:
 
     def predicted(self, reached: Reached) -> float:
         """Predict the seconds of the step by the model."""
-        return sum(weight * timeline(one, reached).seconds for weight, one in self.schedules)
+        return sum(weight * timeline(schedule, reached).seconds for weight, schedule in self.schedules)
 
 
 ROW: TypeAdapter[Row] = TypeAdapter(Row)
@@ -156,7 +156,11 @@ def left_out(every: Sequence[Row]) -> list[tuple[Row, float]]:
     """Predict each row from the other rows of its generation; if there are none, assume full speed."""
     out = []
     for row in every:
-        others = [one for one in every if one is not row and one.generation == row.generation]
+        others = [
+            candidate
+            for candidate in every
+            if candidate is not row and candidate.generation == row.generation
+        ]
         out.append((row, row.predicted(fitted(others) if others else Reached())))
     return out
 
@@ -202,13 +206,17 @@ def attention() -> None:
 
     data = json.loads(DATA.read_text(encoding="utf-8"))
     for generation in sorted({name for name, _, _ in timings()}):
-        of = [(one, seconds) for name, one, seconds in timings() if name == generation and one.phase == "fwd"]
+        of = [
+            (kernel, seconds)
+            for name, kernel, seconds in timings()
+            if name == generation and kernel.phase == "fwd"
+        ]
         peak = from_text(f"{generation}-8").peak_flops_per_device
 
         def residuals(logs: Any, of: Sequence[tuple[Splash, float]] = of, peak: float = peak) -> list[float]:
             row, more, block, pair = (math.exp(log) for log in logs)
             law = Attention((row, more), block, pair)
-            return [math.log(law.seconds(one, peak) / seconds) for one, seconds in of]
+            return [math.log(law.seconds(kernel, peak) / seconds) for kernel, seconds in of]
 
         best = least_squares(residuals, [math.log(start) for start in (1e-9, 1e-9, 3e-7, 1.4e-12)])
         row, more, block, pair = (float(f"{math.exp(log):.3g}") for log in best.x)
@@ -225,8 +233,8 @@ def timings() -> list[tuple[str, Splash, float]]:
         for row in csv.DictReader(file):
             length, q, kv = (int(row[name]) for name in ("length", "block_q", "block_kv"))
             visited = sum(-(-min((block + 1) * q, length) // kv) for block in range(-(-length // q)))
-            one = Splash(row["pass"], int(row["rows"]), length, int(row["head_size"]), visited, q * kv)
-            out.append((row["generation"], one, float(row["ms"]) / 1e3))
+            kernel = Splash(row["pass"], int(row["rows"]), length, int(row["head_size"]), visited, q * kv)
+            out.append((row["generation"], kernel, float(row["ms"]) / 1e3))
     return out
 
 
@@ -248,8 +256,8 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def main(given: Sequence[str]) -> int:
-    command, *rest = given or ["write"]
+def main(argv: Sequence[str]) -> int:
+    command, *rest = argv or ["write"]
     if command == "reduce":
         for out in map(Path, rest):
             row = reduced(out)

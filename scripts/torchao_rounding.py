@@ -58,18 +58,18 @@ def case(kind: str, dtype: Any) -> dict[str, Any]:
     linear = linear(inputs, OUTPUTS, False, *configs, dtype=dtype)
     with torch.no_grad():
         linear.weight.copy_(weight)
-    given = x.to(dtype).requires_grad_()
+    tensor = x.to(dtype).requires_grad_()
     upstream = torch.randn(TOKENS, OUTPUTS).to(dtype)
-    product = linear(given)
+    product = linear(tensor)
     product.backward(upstream)
     return {
-        "x": given,
+        "x": tensor,
         "weight": linear.weight,
         "upstream": upstream,
-        "rounded_x": rounded(given, configs[0]),
+        "rounded_x": rounded(tensor, configs[0]),
         "rounded_weight": rounded(linear.weight, configs[1]),
         "product": product,
-        "x_gradient": given.grad,
+        "x_gradient": tensor.grad,
         "weight_gradient": linear.weight.grad,
     }
 

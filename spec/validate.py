@@ -333,7 +333,7 @@ def _nested(path: str, value: Any) -> str:
     shown.
     """
     where = tuple(path.split("."))
-    fitting = (one for one in _wrapped(path, value) if _fits(where, one))
+    fitting = (candidate for candidate in _wrapped(path, value) if _fits(where, candidate))
     info = field_at(where)
     nested = next(fitting, info.examples[0] if info and info.examples else 1)
     first, *rest = where

@@ -145,7 +145,11 @@ def _finish(folder: Path) -> bool:
     if not os.path.lexists(staging):
         return False
     staged = {NEW, JOURNAL, f"{JOURNAL}.part"}
-    if staging.is_symlink() or not staging.is_dir() or not {one.name for one in staging.iterdir()} <= staged:
+    if (
+        staging.is_symlink()
+        or not staging.is_dir()
+        or not {entry.name for entry in staging.iterdir()} <= staged
+    ):
         raise ArtifactError(
             f"{staging} is in the way: it is not what a build leaves", "remove it, or choose another with -o"
         )

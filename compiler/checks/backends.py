@@ -185,7 +185,7 @@ def check_trl(program: Program) -> Iterator[Diagnostic]:
         yield refuse(E0940, reason, f"train.{key}", f"{key}: {other}")
     if any(adapter.shared for adapter in program.adapters):
         yield refuse(E0922, SHARED, "lora.kv", "kv: independent")
-    if parameters := [one.target.words[0] for one in program.adapters if one.target.parameter]:
+    if parameters := [adapter.target.words[0] for adapter in program.adapters if adapter.target.parameter]:
         reason = f" adapts only linear layers, not parameters: {listing(dict.fromkeys(parameters))}"
         yield refuse(E0925, reason, "lora.targets", "targets without experts and router")
     if quantization in ("int8", "fp8"):
@@ -443,7 +443,7 @@ def _carried(program: Program) -> str:
     a, length = program.architecture, program.recipe.data.max_length
     if a.stateful:
         kinds = {"delta": "gated delta nets", "conv": "short convolutions"}
-        what = next((kinds[one] for one in kinds if getattr(a, one, None)), "Mamba mixers")
+        what = next((kinds[kind] for kind in kinds if getattr(a, kind, None)), "Mamba mixers")
         return f"{what} in torch ignore the borders between samples of a row"
     if not isinstance(a, DecoderArchitecture):
         return ""

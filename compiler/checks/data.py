@@ -99,7 +99,7 @@ def _shared(facts: Facts) -> Iterator[Diagnostic]:
     for index, source in enumerate(data.train):
         for number, other in enumerate(data.train[:index]):
             overlap = shared(other, source)
-            ways = [[getattr(data.of(one), name) for name in OF_A_SOURCE] for one in (other, source)]
+            ways = [[getattr(data.of(path), name) for name in OF_A_SOURCE] for path in (other, source)]
             if overlap is None or ways[0] != ways[1] or overlap.rows == "unknown":
                 continue
             share = "all its rows" if overlap.rows == "all" else "some of its rows"

@@ -135,7 +135,7 @@ def _fits(facts: Facts) -> Iterator[Diagnostic]:
         )
     if model is None:
         return
-    rows = [one.architecture.vocab_size for one in (model, teacher)]
+    rows = [side.architecture.vocab_size for side in (model, teacher)]
     if rows[0] != rows[1]:
         yield Diagnostic(
             N0530,

@@ -42,7 +42,7 @@ LEARNED_FROM = {
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _objective(facts)
     rows = list(rows_of(facts))
-    yield from dict.fromkeys(diagnostic for one in rows for diagnostic in _rows(one))
+    yield from dict.fromkeys(diagnostic for row in rows for diagnostic in _rows(row))
     yield from _sources(facts)
     for place, transform in facts.recipe.data.transforms.items():
         yield from _transform(facts, place, transform)

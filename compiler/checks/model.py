@@ -152,7 +152,7 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
         missing = [name for name in (names.embedding, names.head) if name in there - trained]
         unnamed = [token for token in recipe.model.add_tokens if token not in lora.trainable_tokens]
         if lora.trainable_tokens and not (
-            unnamed and all(isinstance(one, str) for one in lora.trainable_tokens)
+            unnamed and all(isinstance(token, str) for token in lora.trainable_tokens)
         ):
             missing = [name for name in missing if name != names.embedding]  # a number may be a new token's
         if missing:

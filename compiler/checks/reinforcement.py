@@ -116,7 +116,7 @@ def _function(facts: Facts, place: str, function: str) -> Iterator[Diagnostic]:
         names = [key for key, node in defined.items() if node is not None]
         close = words.slip(name, names)
         hint = f"did you mean `{path}:{close}`? " if close else ""
-        has = f"it has {listing(f'`{one}`' for one in names)}" if names else "it has none"
+        has = f"it has {listing(f'`{name}`' for name in names)}" if names else "it has none"
         yield Diagnostic(E0535, f"`{path}` has no function `{name}`", place, f"{hint}{has} at its top level")
         return
     node = defined[name]
@@ -127,7 +127,7 @@ def _function(facts: Facts, place: str, function: str) -> Iterator[Diagnostic]:
 def _imports(facts: Facts, path: str, place: str) -> Iterator[Diagnostic]:
     """Report files next to a reward function that it imports, and that the artifact does not have."""
     module = module_of(facts, path, place, E0535)
-    copied = {facts.folder / one.partition(":")[0] for one in functions(facts.recipe).values()}
+    copied = {facts.folder / function.partition(":")[0] for function in functions(facts.recipe).values()}
     for name in dict.fromkeys(_imported(module)) if isinstance(module, ast.Module) else ():
         file = (facts.folder / path).parent / f"{name}.py"
         if file.is_file() and file not in copied:
@@ -161,8 +161,8 @@ def _defined(module: ast.Module) -> dict[str, Function | None]:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= dict.fromkeys((alias.asname or alias.name) for alias in node.names)
         else:
-            targets = (one.id for one in ast.walk(node) if isinstance(one, ast.Name))
-            names |= {one: None for one in targets if one not in names}
+            targets = (part.id for part in ast.walk(node) if isinstance(part, ast.Name))
+            names |= {target: None for target in targets if target not in names}
     return names
 
 
@@ -171,14 +171,14 @@ def _parameters(facts: Facts, place: str, path: str, node: Function) -> Iterator
     if node.decorator_list:
         return  # the decorator may change the parameters
     arguments = node.args
-    by_name = [one.arg for one in (*arguments.args, *arguments.kwonlyargs)]
-    taken = f"it is called with {listing(f'`{one}`' for one in ARGUMENTS)} and the data's columns"
+    by_name = [arg.arg for arg in (*arguments.args, *arguments.kwonlyargs)]
+    taken = f"it is called with {listing(f'`{argument}`' for argument in ARGUMENTS)} and the data's columns"
     way = f"def {node.name}(completions, **columns)"
-    missing = [one for one in ARGUMENTS if one not in by_name]
+    missing = [argument for argument in ARGUMENTS if argument not in by_name]
     if arguments.posonlyargs:
         what = f"`{node.name}` of `{path}` takes `{arguments.posonlyargs[0].arg}` only by position: {taken}"
     elif arguments.kwarg is None and missing:
-        what = f"`{node.name}` of `{path}` does not take {listing(f'`{one}`' for one in missing)}: {taken}"
+        what = f"`{node.name}` of `{path}` does not take {listing(f'`{name}`' for name in missing)}: {taken}"
     else:
         return
     yield Diagnostic(E0536, what, place, way)
@@ -233,7 +233,9 @@ def _columns(facts: Facts) -> Iterator[Diagnostic]:
             lacking = sum(row.get(column) is None for row in rows)
             place = f"rewards[{number}].{reward.kind}" + ("" if reward.function else ".column")
             if rows and lacking:
-                columns = [str(one) for one in rows[0] if one != prompt_column(rows[0], section.fields)]
+                columns = [
+                    str(column) for column in rows[0] if column != prompt_column(rows[0], section.fields)
+                ]
                 close = words.slip(column, columns)
                 of = plural(len(rows), "row")
                 yield Diagnostic(
@@ -268,8 +270,8 @@ def _needs(facts: Facts, reward: Reward) -> list[str]:
     arguments = node.args
     plain = arguments.args[: len(arguments.args) - len(arguments.defaults)]
     named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    required = [*plain, *(one for one, default in named if default is None)]
-    return [one.arg for one in required if one.arg not in ARGUMENTS]
+    required = [*plain, *(parameter for parameter, default in named if default is None)]
+    return [parameter.arg for parameter in required if parameter.arg not in ARGUMENTS]
 
 
 def _fault(reward: Reward, values: list[Any]) -> tuple[str, str] | None:
@@ -314,7 +316,7 @@ def _data(facts: Facts) -> Iterator[Diagnostic]:
         "train.early_stopping": recipe.train.early_stopping is not None,
         "checkpoint.keep_best": recipe.checkpoint.keep_best,
     }
-    for path in (path for path, given in unread.items() if given):
+    for path in (path for path, columns in unread.items() if columns):
         message = f"a run of grpo has no {path.partition('.')[2]}"
         yield Diagnostic(E0473, message, path, "remove the line", at_key=True)
     for place, overlong in _overlong(facts):

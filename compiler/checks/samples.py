@@ -58,11 +58,11 @@ E0405 = Code(
 def check(facts: Facts) -> Iterator[Diagnostic]:
     data, model = facts.recipe.data, facts.model
     kinds = [data.of(source) for source in (*data.train, *data.eval)]
-    chats = any(one.format in ("chat", "instruction") and one.chat_template is None for one in kinds)
-    given: dict[str, str | None] = {}
+    chats = any(kind.format in ("chat", "instruction") and kind.chat_template is None for kind in kinds)
+    templates: dict[str, str | None] = {}
     for place, named in data.templates.items():
         try:
-            given[named] = _given(facts.folder, named)
+            templates[named] = _given(facts.folder, named)
         except (OSError, ValueError) as error:
             reason = "the file does not exist" if isinstance(error, FileNotFoundError) else str(error)
             yield Diagnostic(
@@ -72,7 +72,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
                 "the path is relative to the recipe's folder; a template can also be written inline",
             )
             return
-        if (text := given[named]) is not None:
+        if (text := templates[named]) is not None:
             yield from _markup(facts, text, place)
     shipped: str | None = None
     place = "model.id" if facts.recipe.model.tokenizer is None else "model.tokenizer"
@@ -105,8 +105,11 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     own = place == "model.id" and model is not None and model.added is not None
     if shipped is not None and chats and not own:
         yield from _markup(facts, shipped, place)
-    held = [shipped if one.chat_template is None else given[one.chat_template] for one in kinds]
-    for where, template in (*((at, given[named]) for at, named in data.templates.items()), (place, shipped)):
+    held = [shipped if kind.chat_template is None else templates[kind.chat_template] for kind in kinds]
+    for where, template in (
+        *((at, templates[named]) for at, named in data.templates.items()),
+        (place, shipped),
+    ):
         if template is not None and (chats or where != place):
             yield from _end(facts, template, where)
     yield from _reasoning(facts, held)
@@ -353,7 +356,7 @@ def _labels(facts: Facts) -> Iterator[Diagnostic]:
             rows = first_at_hand(facts, source.path)[: source.limit] if section.transform is None else []
             whole = whole and 0 < len(rows) < LOOKED_AT
             labels: list[bool | str] = [_label(row, section.fields) for row in rows]
-            faults = [one for one in labels if isinstance(one, str)]
+            faults = [label for label in labels if isinstance(label, str)]
             if rows and len(faults) > (recipe.data.max_invalid_ratio if whole else 0.5) * len(rows):
                 yield Diagnostic(
                     E0720,
@@ -553,9 +556,9 @@ def _left(format: str, row: dict[str, Any], fields: dict[str, str], template: st
     """
     parsed = PARSERS[format]("", row, fields)
     held: list[str] = []
-    for one in (parsed,) if isinstance(parsed, ParsedSample) else parsed.answers():
-        if one.messages is not None and template is not None:
-            names = [key for message in one.messages for key in taught(message)]
-            names += ["tools"] if one.tools else []
+    for answer in (parsed,) if isinstance(parsed, ParsedSample) else parsed.answers():
+        if answer.messages is not None and template is not None:
+            names = [key for message in answer.messages for key in taught(message)]
+            names += ["tools"] if answer.tools else []
             held += [name for name in names if name not in template]
     return together(marked(parsed.unread), Unread(tuple(held)))

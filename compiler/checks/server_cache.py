@@ -167,7 +167,7 @@ def _heads(facts: Facts, server: Server, serve: Serve) -> Iterator[Diagnostic]:
     size = max(n for n in divisors(tp) if n <= least)
     replicas = tp * serve.data_parallel_size // size
     other = server_of(server.program.serving(tensor_parallel_size=size, data_parallel_size=replicas))
-    before, after = (_token_bytes(one.caches, n) for one, n in ((server, tp), (other, size)))
+    before, after = (_token_bytes(variant.caches, n) for variant, n in ((server, tp), (other, size)))
     if after >= before:
         return
     fits = [serve.data_parallel_size * server.limits.tokens_fit, replicas * other.limits.tokens_fit]
@@ -273,7 +273,7 @@ def _blocks(server: Server, serve: Serve) -> Iterator[Diagnostic]:
     sequences = max(1, min(serve.max_num_seqs, int(server.limits.tokens_fit // context)))
     recommended = (1, BLOCK, 1, BLOCK)
     other = replace(server, program=server.program.serving(decode_block_sizes=list(recommended)))
-    before, after = (one.decode(sequences, context) for one in (server, other))
+    before, after = (variant.decode(sequences, context) for variant in (server, other))
     if after.estimate_seconds > before.estimate_seconds * (1 - LEAST_GAIN):
         return
     block = max(decode_block(kind, serve) or 0 for kind in windowed)

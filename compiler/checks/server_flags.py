@@ -295,9 +295,9 @@ def _set_by_key(flag: str, full_name: str) -> str | None:
     return KEYS.get(stands_for[0].name) if len(stands_for) == 1 else None
 
 
-def _overlap(one: str, other: str) -> bool:
+def _overlap(flag: str, other: str) -> bool:
     """Return whether two flags set the same value: equal flags, or a configuration and one of its keys."""
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+    return flag == other or flag.startswith(f"{other}.") or other.startswith(f"{flag}.")
 
 
 def _checked(name: str, value: Any, where: str) -> Iterator[Diagnostic]:
@@ -335,7 +335,9 @@ def _parsers(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
         known = vllm.catalog()[registered]
         if parser not in known:
             close = difflib.get_close_matches(parser, known, 3, 0.5)
-            suggestion = f"did you mean {listing((f'`{one}`' for one in close), 'or')}?" if close else None
+            suggestion = (
+                f"did you mean {listing((f'`{candidate}`' for candidate in close), 'or')}?" if close else None
+            )
             yield Diagnostic(
                 E0631,
                 f"vLLM {vllm.version()} has no {what} parser `{parser}`",
@@ -409,7 +411,7 @@ def _configuration(serve: Serve, flag: str) -> tuple[dict[str, Any], dict[str, s
             values |= entries
             inside = () if key else ((option,) for option in entries)
             places |= {option: join(("serve", "extra_args", name)) for option in entries}
-            places |= {one: join(("serve", "extra_args", name, one)) for (one,) in inside}
+            places |= {key: join(("serve", "extra_args", name, key)) for (key,) in inside}
     return values, places
 
 

@@ -347,8 +347,8 @@ def _not_served(facts: Facts) -> list[str]:
     if lora is None or recipe.serve is None:
         return []
     grown = recipe.model.vocab_size if recipe.serve.model in (None, recipe.model.id) else None
-    sites = (one for one in facts.lora_targets if one.words and one.layer in (facts.layers or ()))
-    adapted = [one.words[0] for one in sites if any(meant(t, one) for t in lora.targets)]
+    sites = (target for target in facts.lora_targets if target.words and target.layer in (facts.layers or ()))
+    adapted = [site.words[0] for site in sites if any(meant(t, site) for t in lora.targets)]
     others = {
         "the modules of modules_to_save": lora.modules_to_save,
         "the rows of trainable_tokens": lora.trainable_tokens,

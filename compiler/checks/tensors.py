@@ -130,7 +130,7 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed], seeing: boo
     mismatches = faults(model.family, architecture, model.config, listed, prefix)
     order = [*Kind]
     for kind, members in groupby(
-        sorted(mismatches, key=lambda one: order.index(one.kind)), lambda one: one.kind
+        sorted(mismatches, key=lambda mismatch: order.index(mismatch.kind)), lambda mismatch: mismatch.kind
     ):
         yield _said(model, place, kind, [*members])
 

@@ -293,13 +293,13 @@ def _few_steps(facts: Facts, most: str) -> Iterator[Diagnostic]:
         most: the number of steps in words.
     """
     train, data = facts.recipe.train, facts.recipe.data
-    given = train.epochs or 1
-    epochs = math.ceil(ENOUGH_STEPS * given / (facts.length.least or 1))
+    length = train.epochs or 1
+    epochs = math.ceil(ENOUGH_STEPS * length / (facts.length.least or 1))
     place = facts.first_given("train.epochs", "train.global_batch_size", "data.train")
     few = f"the run has {most}, and with fewer than {ENOUGH_STEPS} steps a model hardly learns"
     least = 2 if train.objective == "kto" else 1
     smallest = train.micro_batch_size == least and train.global_batch_size == least * facts.data_parallel
-    if smallest and given >= FEW_SAMPLES_EPOCHS and epochs > MOST_EPOCHS:
+    if smallest and length >= FEW_SAMPLES_EPOCHS and epochs > MOST_EPOCHS:
         yield Diagnostic(N0527, f"{few}: the samples are too few", "data.train", "give more samples")
         return
     packed = ", or a smaller data.max_length, since samples are packed into rows of that length"
@@ -411,7 +411,7 @@ def _preferences(facts: Facts) -> Iterator[Diagnostic]:
     train = facts.recipe.train
     objective, names = OBJECTIVES[train.objective], facts.recipe.train.model_fields_set
     if "loss_type" in objective.settings and objective.loss(train.loss_type) is None:
-        having = [name for name, one in OBJECTIVES.items() if train.loss_type in one.losses]
+        having = [name for name, kind in OBJECTIVES.items() if train.loss_type in kind.losses]
         yield Diagnostic(
             E0431,
             f"{train.objective} has no loss `{train.loss_type}`: it has {listing(objective.losses)}",

@@ -95,7 +95,7 @@ def verify(asked: VerifyOptions) -> dict[str, Any]:
     reference = verify_reference.Reference(folder, config, asked.dtype)
     compared = _compare(replies, tokenizer, reference, types, asked.dtype)
     allowed = allowance(compared, types, asked.dtype, asked.tolerance)
-    values = [value for one in compared for step in one.steps for value in step.differences]
+    values = [value for prompt in compared for step in prompt.steps for value in step.differences]
     return {
         "url": client.url,
         "model": served,
@@ -109,7 +109,7 @@ def verify(asked: VerifyOptions) -> dict[str, Any]:
         },
         "largest": max(values, default=None),
         "mean": sum(values) / len(values) if values else None,
-        "prompts": [_row(one, allowed) for one in compared],
+        "prompts": [_row(prompt, allowed) for prompt in compared],
         "problems": [*refused, *problems(compared, allowed, tokenizer)],
     }
 
@@ -340,18 +340,18 @@ def _ask(client: Client, model: str, case: VerifyPrompt, tokens: int) -> Reply:
             f"{client.url} returns no token ids: answers can be compared only with vLLM 0.10.2 or later",
             "serve it with the recipe's image",
         )
-    said = pick(choice, path, "token_ids", kind=list)
+    ids = pick(choice, path, "token_ids", kind=list)
     try:
         top = _top(choice, case)
     except (LookupError, TypeError, ValueError, AttributeError):
         raise ServerError(
             f"{path} answers without proper log probabilities", kind=STATUS, status=200
         ) from None
-    if len(top) != len(said):
+    if len(top) != len(ids):
         raise ServerError(
-            f"{path} tells log probabilities of {len(top)} of {len(said)} tokens", kind=STATUS, status=200
+            f"{path} tells log probabilities of {len(top)} of {len(ids)} tokens", kind=STATUS, status=200
         )
-    return Reply(case, tuple(prompt), tuple(said), top)
+    return Reply(case, tuple(prompt), tuple(ids), top)
 
 
 def _top(choice: Mapping[str, Any], case: VerifyPrompt) -> tuple[Mapping[int, float], ...]:
@@ -473,7 +473,7 @@ def _compare(
     if dtype != "float32" or str(types) == "float32":
         return compared
     reference.lower(types)
-    return [_rounded(one, reference, types) for one in each(f"computing them in {types}", compared)]
+    return [_rounded(prompt, reference, types) for prompt in each(f"computing them in {types}", compared)]
 
 
 def _compare_one(reply: Reply, tokens: ReferenceTokenizer, reference: Reference) -> ComparedPrompt:
@@ -498,16 +498,16 @@ def _compare_one(reply: Reply, tokens: ReferenceTokenizer, reference: Reference)
     return ComparedPrompt(reply, wanted, tuple(steps))
 
 
-def _rounded(one: ComparedPrompt, reference: Reference, types: ServedTypes) -> ComparedPrompt:
+def _rounded(prompt: ComparedPrompt, reference: Reference, types: ServedTypes) -> ComparedPrompt:
     """Return the prompt with log probabilities of the reference in the server's types added."""
-    if not one.steps:
-        return one
-    logprobs = reference.logprobs(one.reply.prompt, one.reply.tokens, types.kv_cache)
+    if not prompt.steps:
+        return prompt
+    logprobs = reference.logprobs(prompt.reply.prompt, prompt.reply.tokens, types.kv_cache)
     steps = [
         replace(step, rounded=tuple(float(at[token]) for token in top))
-        for step, top, at in zip(one.steps, one.reply.top, logprobs, strict=True)
+        for step, top, at in zip(prompt.steps, prompt.reply.top, logprobs, strict=True)
     ]
-    return replace(one, steps=tuple(steps))
+    return replace(prompt, steps=tuple(steps))
 
 
 def allowance(
@@ -535,7 +535,7 @@ def allowance(
             f"{FACTOR:g} times what was seen on Gemma 3 270M, because the reference is in {dtype} itself: "
             "--dtype float32 measures it",
         )
-    rounding = [value for one in compared for step in one.steps for value in step.rounding]
+    rounding = [value for prompt in compared for step in prompt.steps for value in step.rounding]
     if not rounding:
         return Tolerance(LARGEST, MEAN, "the server computes in float32")
     largest, mean = max(rounding), _mean(rounding)
@@ -555,8 +555,8 @@ def problems(compared: Sequence[ComparedPrompt], allowed: Tolerance, tokens: Ref
 def _prompt_problems(compared: Sequence[ComparedPrompt], tokens: ReferenceTokenizer) -> list[str]:
     """Report a different tokenizer or chat template; if the tokenizer differs, do not report the template."""
     for kind, what in (("text", "tokenizer"), ("chat", "chat template")):
-        of_kind = [one for one in compared if one.reply.case.kind == kind]
-        other = [one for one in of_kind if not one.same_prompt]
+        of_kind = [prompt for prompt in compared if prompt.reply.case.kind == kind]
+        other = [prompt for prompt in of_kind if not prompt.same_prompt]
         if not other:
             continue
         first = other[0]
@@ -585,17 +585,17 @@ def _shown(tokens: ReferenceTokenizer, ids: Sequence[int]) -> str:
 
 def _answer_problems(compared: Sequence[ComparedPrompt], allowed: Tolerance) -> list[str]:
     problems = []
-    foreign = [one for one in compared if one.foreign is not None]
+    foreign = [prompt for prompt in compared if prompt.foreign is not None]
     if foreign:
         problems.append(
             f"the server has another vocabulary: token {foreign[0].foreign} is beyond the checkpoint's"
         )
-    silent = [one for one in compared if not one.reply.tokens]
+    silent = [prompt for prompt in compared if not prompt.reply.tokens]
     if silent:
         problems.append(
             f"{len(silent)} answers are empty, the one to `{silent[0].reply.case.title}` for example"
         )
-    steps = [step for one in compared for step in one.steps]
+    steps = [step for prompt in compared for step in prompt.steps]
     if not steps:
         return problems or ["no answers could be compared"]
     willful = sum(not step.greedy for step in steps)
@@ -612,7 +612,7 @@ def _answer_problems(compared: Sequence[ComparedPrompt], allowed: Tolerance) -> 
             f"log probabilities differ by {mean:.3g} on average, and {allowed.mean:.3g} is allowed"
         )
     tie = 2 * allowed.largest
-    parted = [one for one in compared if one.parted(tie) is not None]
+    parted = [prompt for prompt in compared if prompt.parted(tie) is not None]
     if parted:
         step = parted[0].parted(tie) or 0
         problems.append(
@@ -622,19 +622,19 @@ def _answer_problems(compared: Sequence[ComparedPrompt], allowed: Tolerance) -> 
     return problems
 
 
-def _row(one: ComparedPrompt, allowed: Tolerance) -> dict[str, Any]:
+def _row(prompt: ComparedPrompt, allowed: Tolerance) -> dict[str, Any]:
     """Return a prompt's row as plain data."""
     tie = 2 * allowed.largest
     return {
-        "prompt": one.reply.case.title,
-        "kind": one.reply.case.kind,
-        "prompt_tokens": len(one.reply.prompt),
-        "same_prompt": one.same_prompt,
-        "tokens": len(one.reply.tokens),
-        "parts_at": one.parted(tie),
-        "ties": one.ties(tie),
-        "largest": one.largest,
-        "mean": one.mean,
+        "prompt": prompt.reply.case.title,
+        "kind": prompt.reply.case.kind,
+        "prompt_tokens": len(prompt.reply.prompt),
+        "same_prompt": prompt.same_prompt,
+        "tokens": len(prompt.reply.tokens),
+        "parts_at": prompt.parted(tie),
+        "ties": prompt.ties(tie),
+        "largest": prompt.largest,
+        "mean": prompt.mean,
     }
 
 

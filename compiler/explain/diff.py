@@ -36,13 +36,13 @@ def diff(before: Program, after: Program, artifact: bool = False) -> str:
         artifact: whether to show the changed lines of these files.
     """
     values = list(_values(before, after))
-    said = words(before, after)
+    change = words(before, after)
     patch = _files(before, after, artifact)
     if not values and not patch:
         return "nothing changes\n"
     out = []
-    if said:
-        out += ["In the run:", *(f"  - {line}" for line in said), ""]
+    if change:
+        out += ["In the run:", *(f"  - {line}" for line in change), ""]
     elif values and _same_run(before, after):
         out += ["Nothing changes in the run.", ""]
     if values:
@@ -80,8 +80,8 @@ def _files(before: Program, after: Program, lines: bool) -> str:
             for path in paths
         )
     states = {(False, True): "new", (True, False): "removed", (True, True): "changed"}
-    said = [f"  {path}: {states[path in old, path in new]}\n" for path in paths]
-    return "".join([*said, "  (--artifact shows their lines)\n"] if said else [])
+    listed = [f"  {path}: {states[path in old, path in new]}\n" for path in paths]
+    return "".join([*listed, "  (--artifact shows their lines)\n"] if listed else [])
 
 
 def _same_run(before: Program, after: Program) -> bool:
@@ -112,7 +112,9 @@ def _model(a: Program, b: Program) -> Iterator[str]:
 
 
 def _mesh(a: Program, b: Program) -> Iterator[str]:
-    yield from _changed("trained on", a.accelerator, b.accelerator, show=lambda one: one.describe())
+    yield from _changed(
+        "trained on", a.accelerator, b.accelerator, show=lambda accelerator: accelerator.describe()
+    )
     yield from _changed("data-parallel devices (fsdp)", a.data_parallel, b.data_parallel)
     for axis, what in (("tp", "heads and features"), (TOKENS, "the tokens of a row")):
         old, new = (program.recipe.mesh.axes.get(axis, 1) for program in (a, b))
@@ -213,7 +215,7 @@ def _data(a: Program, b: Program) -> Iterator[str]:
     yield from _changed("curriculum:", old.curriculum or "none", new.curriculum or "none")
     if old.stream_window != new.stream_window:
         windows = (old.stream_window, new.stream_window)
-        before, after = (f"in windows of {one:,}" if one else "read whole" for one in windows)
+        before, after = (f"in windows of {window:,}" if window else "read whole" for window in windows)
         yield f"training data {before} -> {after}: another order of samples"
     if old.shuffle_seed != new.shuffle_seed:
         yield "another order of samples"
@@ -285,8 +287,8 @@ def _schedule(program: Program) -> str:
 
 
 def _stopping(train: Train) -> str:
-    given = train.early_stopping
-    return "none" if given is None else f"patience {given.patience}, min_delta {given.min_delta:g}"
+    stopping = train.early_stopping
+    return "none" if stopping is None else f"patience {stopping.patience}, min_delta {stopping.min_delta:g}"
 
 
 def _rounding(train: Train) -> str:

@@ -343,18 +343,18 @@ def _readers(split: Split, data: DataSettings, folder: Path) -> Sequence[Reader]
     return readers
 
 
-def _tokenizer_folder(program: Program, settings: ModelSettings, given: Path | None) -> Path:
+def _tokenizer_folder(program: Program, settings: ModelSettings, named_folder: Path | None) -> Path:
     """Return the folder with the model's tokenizer. For a model on the hub, its few files are downloaded."""
-    if given is None and not is_directory(settings.id) and "://" not in settings.id:
+    if named_folder is None and not is_directory(settings.id) and "://" not in settings.id:
         brought = folder_of(settings.id, program.source.parent)
         if brought is not None and any((brought / name).is_file() for name in TOKENIZERS):
             return brought
         return _download(settings.id, settings.revision)
-    if given is None and "://" in settings.id:
+    if named_folder is None and "://" in settings.id:
         raise UserError(
             f"{settings.id}: a preview does not read from a bucket", "copy its tokenizer and give --model DIR"
         )
-    folder = given or program.source.parent / Path(settings.id).expanduser()
+    folder = named_folder or program.source.parent / Path(settings.id).expanduser()
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder", "--model DIR names the folder of the tokenizer")
     return folder

@@ -68,20 +68,24 @@ class RewardPreview:
     def lines(self) -> Iterator[str]:
         """Yield what the command prints."""
         yield f"rewards of the {plural(self.completions, 'completion')} in {self.place}:"
-        for one in self.scores:
-            values = "no score" if one.mean is None else f"mean {one.mean:.4g}, {one.least:g} to {one.most:g}"
-            left = f", {one.unscored} not scored" if one.unscored and one.mean is not None else ""
-            yield f"  {one.weight:g} x {one.name}: {values}{left}"
-        for one in self.scores:
-            if self.completions > 1 and one.mean is not None and one.least == one.most:
+        for score in self.scores:
+            values = (
+                "no score"
+                if score.mean is None
+                else f"mean {score.mean:.4g}, {score.least:g} to {score.most:g}"
+            )
+            left = f", {score.unscored} not scored" if score.unscored and score.mean is not None else ""
+            yield f"  {score.weight:g} x {score.name}: {values}{left}"
+        for score in self.scores:
+            if self.completions > 1 and score.mean is not None and score.least == score.most:
                 yield (
-                    f"warning: {one.name} gives every completion {one.least:g}, so no completion is better "
-                    "than another: the model learns nothing from it"
+                    f"warning: {score.name} gives every completion {score.least:g}, so no completion is "
+                    "better than another: the model learns nothing from it"
                 )
-            elif self.groups and one.alike == self.groups:
+            elif self.groups and score.alike == self.groups:
                 yield (
-                    f"warning: {one.name} gives the completions of each prompt the same score, so the model "
-                    "learns nothing from it"
+                    f"warning: {score.name} gives the completions of each prompt the same score, so the "
+                    "model learns nothing from it"
                 )
 
 
@@ -122,9 +126,11 @@ def scored(program: Program, place: str, tokenizer: Any, data_dir: Path) -> Rewa
             group.append(number)
     if not completions:
         raise UserError(f"{place} has no completions", "name a column of data.train, or a .jsonl file")
-    ids = [tokenizer(text_of(one), add_special_tokens=False)["input_ids"] for one in completions]
-    names = dict.fromkeys(name for one in columns for name in one if name not in ARGUMENTS)
-    by_column = {name: [one.get(name) for one in columns] for name in names}
+    ids = [
+        tokenizer(text_of(completion), add_special_tokens=False)["input_ids"] for completion in completions
+    ]
+    names = dict.fromkeys(name for column in columns for name in column if name not in ARGUMENTS)
+    by_column = {name: [row.get(name) for row in columns] for name in names}
     limits, rewards = program.recipe.reward_limits, rewards_of(program.recipe, program.source.parent)
     with Rewards(rewards, limits.seconds, limits.memory_mebibytes << 20) as running:
         scores = running.score(prompts, completions, ids, by_column)

@@ -105,7 +105,7 @@ class _Repository:
         self._api = HfApi(library_name="recipec", library_version=__version__)
         with refused(model_id, revision):
             info = self._api.model_info(model_id, revision=revision, files_metadata=True, timeout=patience)
-            self._sizes = {str(one.rfilename): one.size for one in info.siblings or ()}
+            self._sizes = {str(sibling.rfilename): sibling.size for sibling in info.siblings or ()}
             self._commit, self._name = str(info.sha), str(info.id)
         if not re.fullmatch(r"[0-9a-f]{40}", self._commit):
             self._wrong("the hub gives no commit of it")
@@ -241,8 +241,8 @@ class _Repository:
             try:
                 parsed = self._api.parse_safetensors_file_metadata(self._id, shard, revision=self._commit)
                 return {
-                    name: {"dtype": one.dtype, "shape": one.shape, "data_offsets": one.data_offsets}
-                    for name, one in parsed.tensors.items()
+                    name: {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": tensor.data_offsets}
+                    for name, tensor in parsed.tensors.items()
                 }
             except (SafetensorsParsingError, ValueError, TypeError, AttributeError, RecursionError) as error:
                 self._wrong(f"the header of {shard} is not that of a safetensors file", cause=error)

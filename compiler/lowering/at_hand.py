@@ -111,7 +111,7 @@ class PlainTokenizer:
             template.read_text("utf-8") if template.is_file() else config.get("chat_template")
         )
         if isinstance(self.chat_template, list):  # several named templates
-            by_name = {one["name"]: one["template"] for one in self.chat_template}
+            by_name = {template["name"]: template["template"] for template in self.chat_template}
             self.chat_template = by_name.get("default")
 
     @cached_property

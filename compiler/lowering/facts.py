@@ -221,8 +221,8 @@ def _within_positions(recipe: Recipe, model: catalog.Model | None) -> Recipe:
     most = None if model is None else model.positions()
     for name, key in LENGTHS:
         section = getattr(recipe, name)
-        given = section is not None and key in section.model_fields_set
-        if most is None or section is None or given or (name == "data" and recipe.train.grpo is not None):
+        is_set = section is not None and key in section.model_fields_set
+        if most is None or section is None or is_set or (name == "data" and recipe.train.grpo is not None):
             continue
         if getattr(section, key) > most:
             shorter = section.model_copy(update={key: most})

@@ -50,8 +50,14 @@ def functions(recipe: Recipe) -> dict[str, str]:
 
 def schemas(recipe: Recipe) -> dict[str, str]:
     """Return the JSON Schema files of rewards by their places in the recipe."""
-    rewards = {f"rewards[{i}].json_schema.file": one.json_schema for i, one in enumerate(recipe.rewards)}
-    return {place: one.file for place, one in rewards.items() if one is not None and one.file is not None}
+    rewards = {
+        f"rewards[{i}].json_schema.file": reward.json_schema for i, reward in enumerate(recipe.rewards)
+    }
+    return {
+        place: reward.file
+        for place, reward in rewards.items()
+        if reward is not None and reward.file is not None
+    }
 
 
 def inputs(recipe: Recipe) -> dict[str, str]:

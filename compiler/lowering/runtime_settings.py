@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 SETTINGS = tuple(
     dict.fromkeys(
-        key for one in OBJECTIVES.values() for keys in (one.settings, *one.losses.values()) for key in keys
+        key
+        for objective in OBJECTIVES.values()
+        for keys in (objective.settings, *objective.losses.values())
+        for key in keys
     )
 )
 """All keys of `train` that only some objectives read."""

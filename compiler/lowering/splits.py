@@ -61,7 +61,7 @@ def shared(first: Source, second: Source) -> Shared | None:
         return Shared("unknown", revision)
     if parts == others and exact and also:
         return Shared("all", revision)
-    inside = [[_relation(one, other) for one in parts] for other in others]
+    inside = [[_relation(part, other) for part in parts] for other in others]
     overlaps = {relation for relations in inside for relation in relations}
     if overlaps == {"none"}:
         return None
@@ -90,9 +90,9 @@ def _place(path: str) -> tuple[str, str]:
     return (path if "://" in path else os.path.normpath(path)), ""
 
 
-def _begin_alike(one: Rows, other: Rows) -> bool:
+def _begin_alike(left: Rows, other: Rows) -> bool:
     """Return whether two stretches have their first row in common."""
-    return one.split == other.split and any(place in [*_same(other.first)] for place in _same(one.first))
+    return left.split == other.split and any(place in [*_same(other.first)] for place in _same(left.first))
 
 
 def _parts(source: Source) -> tuple[list[Rows], bool]:
@@ -126,19 +126,19 @@ def _bound(text: str | None, default: Place) -> Place:
     return ("rows" if number >= 0 else "rows from the end", number)
 
 
-def _relation(one: Rows, other: Rows) -> str:
+def _relation(left: Rows, other: Rows) -> str:
     """Return how many of the other's rows are in one: "all", "some", "none" or "unknown"."""
-    if one.split != other.split:
+    if left.split != other.split:
         return "none"
-    if not any(_before(a.stop, b.first) is not False for a, b in ((one, other), (other, one))):
-        inside = _before(one.first, other.first) and _before(other.stop, one.stop)
+    if not any(_before(a.stop, b.first) is not False for a, b in ((left, other), (other, left))):
+        inside = _before(left.first, other.first) and _before(other.stop, left.stop)
         return "all" if inside else "some"
-    return "none" if _before(one.stop, other.first) or _before(other.stop, one.first) else "unknown"
+    return "none" if _before(left.stop, other.first) or _before(other.stop, left.first) else "unknown"
 
 
-def _before(one: Place, other: Place) -> bool | None:
+def _before(left: Place, other: Place) -> bool | None:
     """Return whether a place is at or before another one, None if that depends on the number of rows."""
-    first, second = ([*_same(place)] for place in (one, other))
+    first, second = ([*_same(place)] for place in (left, other))
     for kind, number in first:
         for other_kind, other_number in second:
             if kind == other_kind:

@@ -443,7 +443,7 @@ def _sized(text: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
     }
     if "head_dim" in text or s.original.hidden_size != s.original.num_heads * s.original.head_dim:
         out["head_dim"] = s.head_dim
-    given: dict[str, Any] = {
+    reduced: dict[str, Any] = {
         **dict.fromkeys(SEEN.values(), WINDOW),
         "floor_scale": WINDOW,
         "num_global_key_value_heads": s.global_kv_heads,
@@ -460,12 +460,12 @@ def _sized(text: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
         **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_d_state", "ssm_state_size"), s.head_dim),
         "mamba_dt_rank": s.head_dim,
     }
-    given |= {key: min(s.step, text.get(key) or 0) for key in EXPERTS}
-    given |= {key: min(2, text.get(key) or 0) for key in EXPERTS_PER_TOKEN}
+    reduced |= {key: min(s.step, text.get(key) or 0) for key in EXPERTS}
+    reduced |= {key: min(2, text.get(key) or 0) for key in EXPERTS_PER_TOKEN}
     for keys in STATES:
-        given |= dict(zip(keys, _heads([text.get(key) or 1 for key in keys], s.tp, 2), strict=True))
-    given["mamba_d_ssm"] = given["mamba_n_heads"] * s.head_dim
-    return out | {key: value for key, value in given.items() if text.get(key)}
+        reduced |= dict(zip(keys, _heads([text.get(key) or 1 for key in keys], s.tp, 2), strict=True))
+    reduced["mamba_d_ssm"] = reduced["mamba_n_heads"] * s.head_dim
+    return out | {key: value for key, value in reduced.items() if text.get(key)}
 
 
 def _scaled(value: Any, sizes: Sizes, key: str = "") -> Any:

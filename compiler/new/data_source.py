@@ -156,8 +156,8 @@ def combined(sources: Sequence[NewData]) -> NewData:
     """Return several sources as one: the first, with the others, and with the rows and the longest row of
     all."""
     first, *others = sources
-    lengths = [one.longest for one in sources if one.longest is not None]
-    rows = [one.rows for one in sources if one.rows is not None]
+    lengths = [source.longest for source in sources if source.longest is not None]
+    rows = [source.rows for source in sources if source.rows is not None]
     return replace(
         first,
         longest=max(lengths) if len(lengths) == len(sources) else None,
@@ -280,18 +280,18 @@ def placed(source: NewData, folder: Path) -> tuple[NewData, dict[Path, Path]]:
     """
     parts: list[NewData] = []
     links: dict[Path, Path] = {}
-    for one in source.parts:
-        if "://" in one.path or not Path(one.path).exists():  # still to be created next to the recipe
-            parts.append(one)
+    for part in source.parts:
+        if "://" in part.path or not Path(part.path).exists():  # still to be created next to the recipe
+            parts.append(part)
             continue
-        file = Path(os.path.abspath(one.path))
+        file = Path(os.path.abspath(part.path))
         if not is_within(file, folder):
             link = folder / LINKED / file.name
             if not link.exists() or not link.samefile(file):
                 links[link] = _free(link, file, links)
             file = Path(os.path.abspath(link))
         relative = os.path.relpath(file, os.path.abspath(folder))
-        parts.append(replace(one, path=Path(relative).as_posix()))
+        parts.append(replace(part, path=Path(relative).as_posix()))
     return replace(source, path=parts[0].path, others=tuple(parts[1:])), links
 
 

@@ -98,8 +98,8 @@ class Draft:
     @property
     def program(self) -> Program:
         """The probe's program in this configuration."""
-        given = self.probe.program
-        recipe = given.recipe
+        probed = self.probe.program
+        recipe = probed.recipe
         model = {
             "attention": self.attention,
             "dtype": dtype(self.accelerator),
@@ -114,7 +114,7 @@ class Draft:
             "train": recipe.train.model_copy(update=train),
         }
         return replace(
-            given,
+            probed,
             recipe=recipe.model_copy(update=updates),
             accelerator=self.accelerator,
             data_parallel=self.fsdp,
@@ -149,7 +149,7 @@ def _sure(probe: Probe, accelerator: Accelerator, method: str | None, longest: i
     methods, lengths = _methods(method), _within(probe, _lengths(accelerator, longest))
     ways = list(arrangements(accelerator.devices, _rows(methods[0][0], accelerator.devices), 1))
     roomy = [length for length in lengths if length >= min(ROOMY, lengths[0])]
-    tried = [(way, one, roomy) for way in ways for one in methods]
+    tried = [(way, method, roomy) for way in ways for method in methods]
     # Rows shorter than ROOMY come last.
     tried += [(way, methods[-1], lengths[len(roomy) :]) for way in ways]
     for way, (name, quantize), some in tried:
@@ -296,12 +296,12 @@ class Pace:
 
     Attributes:
         every: steps between evaluations, and between checkpoints.
-        said: the length in words; "" if the data does not determine it.
+        words: the length in words; "" if the data does not determine it.
     """
 
     epochs: int = 1
     every: int = EVERY
-    said: str = ""
+    words: str = ""
 
 
 def paced(draft: Draft, longest: int | None, length: Callable[[RunShape], Length]) -> tuple[Draft, Pace]:

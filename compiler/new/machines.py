@@ -76,10 +76,10 @@ def of_generation(probe: Probe, generation: str, method: str | None) -> Accelera
 
 def cheapest(fits: Sequence[Fit]) -> Accelerator:
     """Return the least expensive machine, preferring those that surely fit and need no quantized base."""
-    sure = [one for one in fits if one.sure] or fits
-    plain = [one for one in sure if one.method != "qlora"] or sure
-    priced = [one for one in plain if one.accelerator.usd_per_hour is not None] or plain
-    return min((one.accelerator for one in priced), key=lambda machine: machine.usd_per_hour or 0)
+    sure = [fit for fit in fits if fit.sure] or fits
+    plain = [fit for fit in sure if fit.method != "qlora"] or sure
+    priced = [fit for fit in plain if fit.accelerator.usd_per_hour is not None] or plain
+    return min((fit.accelerator for fit in priced), key=lambda machine: machine.usd_per_hour or 0)
 
 
 def largest(generation: str) -> Accelerator:
@@ -120,9 +120,9 @@ def refusal(
         else why.message
     )
     fits = [fit(probe, other, method) for other in machines() if other.platform == "tpu"]
-    some = [one for one in fits if one.method]
-    some = [one for one in some if one.sure] or some
-    fitting = [f"{one.accelerator.name} ({one.way()})" for one in some]
+    some = [fit for fit in fits if fit.method]
+    some = [fit for fit in some if fit.sure] or some
+    fitting = [f"{fit.accelerator.name} ({fit.way()})" for fit in some]
     ways = [f"it fits {listing(fitting, 'or')}"] if fitting else []
     smaller = fit(probe, machine, "qlora") if method in ("lora", "full") else Fit(machine, None)
     if smaller.method and smaller.sure:

@@ -219,7 +219,7 @@ def _train(c: Contents) -> Lines:
     rows = plural(d.micro, unit)
     accumulated = f" x {d.accumulation} accumulated micro-batches" if d.accumulation > 1 else ""
     on = f" on {plural(d.fsdp, 'device' if d.tp == 1 else 'group of devices')}"
-    lines["train.epochs"] = Line(c.pace.epochs, c.pace.said)
+    lines["train.epochs"] = Line(c.pace.epochs, c.pace.words)
     lines["train.global_batch_size"] = Line(d.rows, f"{unit}s a step: {rows}{on}{accumulated}")
     lines["train.micro_batch_size"] = Line(d.micro)
     if "data.eval_fraction" in _data(c) and c.pace.every != EVERY:

@@ -284,8 +284,8 @@ def _compare(
         if control is not None:
             # The control's gradients at step 0 are its own: it measures how differences grow from there.
             pair = [runs[control.backend].subject(), control.subject()]
-            given = ("targets", "rows", "initial")
-            result.control = [row for row in compare(pair, {}) if row.quantity not in given]
+            inputs = ("targets", "rows", "initial")
+            result.control = [row for row in compare(pair, {}) if row.quantity not in inputs]
     except UserError as error:
         raise StepFailed(error.message) from error
     result.rows = compare(subjects, limits, result.control)

@@ -132,7 +132,7 @@ def tolerances_of(traces: Iterable[Trace]) -> dict[str, float]:
 def _targets(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
     """Compare the number of tokens that carry loss in each step."""
     a, b = left.trace.targets, right.trace.targets
-    step = next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), None)
+    step = next((i for i, (count, other) in enumerate(zip(a, b, strict=False)) if count != other), None)
     if len(a) != len(b):
         note = f"{len(a)} steps and {len(b)}"
     elif step is not None:
@@ -151,12 +151,12 @@ def _rows(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]
     a, b = left.trace.rows, right.trace.rows
     if not a or not b:
         return
-    steps = [(_counted(one), _counted(other)) for one, other in zip(a, b, strict=False)]
-    apart = [max((one - other).total(), (other - one).total()) for one, other in steps]
+    steps = [(_counted(left_rows), _counted(other)) for left_rows, other in zip(a, b, strict=False)]
+    apart = [max((left_rows - other).total(), (other - left_rows).total()) for left_rows, other in steps]
     largest = max(count.total() for step in steps for count in step)
     step = next((i for i, count in enumerate(apart) if count), None)
     if step is None:
-        note = f"{sum(one.total() for one, _ in steps):,} rows in {len(steps)} steps"
+        note = f"{sum(left_rows.total() for left_rows, _ in steps):,} rows in {len(steps)} steps"
     else:
         note = f"step {step + 1}: {apart[step]} of its rows"
     yield Deviation("rows", left.name, right.name, float(max(apart)), float(largest), 0.0, step is None, note)
@@ -173,13 +173,13 @@ def _counted(step: Mapping[str, np.ndarray]) -> Counter[bytes]:
 def _initial(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
     """Compare the initial adapters. A trace of an older version, or of full fine-tuning, has none."""
     if left.trace.initial and right.trace.initial:
-        a, b = (_given(one.trace.initial) for one in (left, right))
+        a, b = (_given(side.trace.initial) for side in (left, right))
         yield _arrays("initial", left, right, a, b, tolerances.get("initial"))
 
 
 def _losses(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
     count = min(len(left.trace.losses), len(right.trace.losses))
-    a, b = (np.asarray(one.trace.losses[:count]) for one in (left, right))
+    a, b = (np.asarray(side.trace.losses[:count]) for side in (left, right))
     limit = tolerances.get("losses")
     if not count:
         yield Deviation("losses", left.name, right.name, None, 0.0, limit, False, "there are none")
@@ -216,7 +216,7 @@ def _share(a: np.ndarray, b: np.ndarray, largest: float) -> float:
 
 
 def _trained(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
-    a, b = (_given(one.trace.trained) for one in (left, right))
+    a, b = (_given(side.trace.trained) for side in (left, right))
     yield _arrays("trained", left, right, a, b, tolerances.get("trained"))
 
 
@@ -241,8 +241,8 @@ def _arrays(
     def unequal(note: str) -> Deviation:
         return Deviation(quantity, left.name, right.name, None, 0.0, limit, False, note)
 
-    for one, other, has in ((a, b, left.name), (b, a, right.name)):
-        extra = sorted(one.keys() - other.keys())
+    for left_arrays, other, has in ((a, b, left.name), (b, a, right.name)):
+        extra = sorted(left_arrays.keys() - other.keys())
         if extra:
             return unequal(f"only {has} has {extra[0]}" + (f" and {len(extra) - 1} more" * (len(extra) > 1)))
     if not a:

@@ -170,7 +170,7 @@ def compared(program: Program, probe: Mapping[str, Any], plan: Plan, row: Measur
     if peak is not None:
         yield f"HBM at its peak: {gib_number(peak)} GiB, planned {gib_number(used)}"
     if not inside:
-        causes = [said for said in _causes(program, probe, plan, row) if said]
+        causes = [cause for cause in _causes(program, probe, plan, row) if cause]
         yield f"outside the interval; a likely cause: {causes[0] if causes else 'none that the files show'}"
 
 
@@ -210,6 +210,6 @@ def _differing(probe: Mapping[str, Any], plan: Plan, row: Measured) -> Iterator[
 
 
 def _hidden(estimate: Estimate, row: Measured) -> Iterator[str]:
-    hidden = sum(one.seconds - one.exposed for one in estimate.timeline.transfers)
+    hidden = sum(transfer.seconds - transfer.exposed for transfer in estimate.timeline.transfers)
     if 0 < row.measured - row.planned <= hidden:
         yield f"transfers that the plan runs in parallel with products, {milliseconds(hidden)} in all, wait"

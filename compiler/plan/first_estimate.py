@@ -36,17 +36,20 @@ def foretold(shallow: Sequence[Compiled], shares: Sequence[float]) -> Compiled:
         shallow: schedules of fewer layers, none of which the compiler refused.
         shares: the share of each in the sum.
     """
-    rows = [{name: getattr(one, name) for name in (*SUMMED, "layers", "instructions")} for one in shallow]
+    rows = [
+        {name: getattr(compiled, name) for name in (*SUMMED, "layers", "instructions")}
+        for compiled in shallow
+    ]
     (figures,) = _added([[row] for row in rows], shares)
-    collectives = _added([[asdict(row) for row in one.collectives] for one in shallow], shares)
-    kernels = _added([[asdict(row) for row in one.kernels] for one in shallow], shares)
+    collectives = _added([[asdict(row) for row in compiled.collectives] for compiled in shallow], shares)
+    kernels = _added([[asdict(row) for row in compiled.kernels] for compiled in shallow], shares)
     return replace(
-        max(shallow, key=lambda one: one.layers),
+        max(shallow, key=lambda compiled: compiled.layers),
         **figures,
         collectives=tuple(Collective(**row) for row in collectives),
         kernels=tuple(Kernel(**row) for row in kernels),
-        trace_seconds=sum(one.trace_seconds for one in shallow),
-        compile_seconds=sum(one.compile_seconds for one in shallow),
+        trace_seconds=sum(compiled.trace_seconds for compiled in shallow),
+        compile_seconds=sum(compiled.compile_seconds for compiled in shallow),
     )
 
 
@@ -57,7 +60,7 @@ def foretold_time(shallow: Sequence[Timeline], shares: Sequence[float]) -> Timel
         shallow: the timelines of the shallow schedules.
     """
     return combined(
-        shallow, lambda seconds: sum(share * one for share, one in zip(shares, seconds, strict=True))
+        shallow, lambda seconds: sum(share * part for share, part in zip(shares, seconds, strict=True))
     )
 
 

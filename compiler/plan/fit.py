@@ -63,7 +63,7 @@ def find(
     fits: Callable[[tuple[str, ...]], Estimate | None],
     most: int = 8,
     *,
-    given: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     estimate: Estimate | None = None,
     backend: Backend = Backend.TUNIX,
 ) -> FitResult:
@@ -84,7 +84,7 @@ def find(
     tried: list[tuple[MemoryReduction, Estimate | None]] = []
 
     def attempt(way: MemoryReduction) -> Estimate | None:
-        if len(tried) == most or not _accepted(program, (*given, *way.sets), backend):
+        if len(tried) == most or not _accepted(program, (*overrides, *way.sets), backend):
             return None
         tried.append((way, fits(way.sets)))
         return tried[-1][1]

@@ -157,16 +157,16 @@ def kernels(module: Module, seconds: KernelSeconds) -> tuple[Kernel, ...]:
             continue
         named = module.by_name[computation]
         operands = [array for name in instruction.operands for array in named[name].arrays]
-        one = seconds.of(instruction.name, operands, instruction.arrays)
-        old = by_name.get(one.name, Kernel(one.name, 0, 0.0, 0.0, 0.0))
-        by_name[one.name] = replace(
+        kernel_seconds = seconds.of(instruction.name, operands, instruction.arrays)
+        old = by_name.get(kernel_seconds.name, Kernel(kernel_seconds.name, 0, 0.0, 0.0, 0.0))
+        by_name[kernel_seconds.name] = replace(
             old,
             count=old.count + times,
-            flops=old.flops + times * one.flops,
-            bytes=old.bytes + times * one.bytes,
-            seconds=old.seconds + times * one.seconds,
+            flops=old.flops + times * kernel_seconds.flops,
+            bytes=old.bytes + times * kernel_seconds.bytes,
+            seconds=old.seconds + times * kernel_seconds.seconds,
         )
-    return tuple(sorted(by_name.values(), key=lambda one: one.name))
+    return tuple(sorted(by_name.values(), key=lambda kernel: kernel.name))
 
 
 def splash(name: str, operands: Sequence[Array], results: Sequence[Array]) -> Splash | None:
@@ -193,7 +193,7 @@ def splash(name: str, operands: Sequence[Array], results: Sequence[Array]) -> Sp
     elif parts * most >= blocks:
         most = blocks
     visited = sum(min(block + 1, most) for block in range(blocks)) / parts
-    whole = phase[1] == "dkv" and any(len(one.dimensions) > len(queries.dimensions) for one in results)
+    whole = phase[1] == "dkv" and any(len(result.dimensions) > len(queries.dimensions) for result in results)
     return Splash(
         "bwd" if whole else phase[1], math.prod(batch), length, size, visited, (parts * length / blocks) ** 2
     )

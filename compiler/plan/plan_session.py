@@ -106,7 +106,7 @@ def run(
     assert program is not None
     counted = statistics(program, asked.model, asked.data_dir)
     planned = plan(program, asked.sets, asked.exact, counted, progress, asked.backend, on_first)
-    if any(one.code == N0227 for one in lowered.diagnostics):
+    if any(diagnostic.code == N0227 for diagnostic in lowered.diagnostics):
         planned = replace(
             planned, notes=(*planned.notes, other_mesh(program, planned, asked.sets, asked.exact))
         )
@@ -143,7 +143,7 @@ def _fit(
             return None
         return estimate_of(changed, every, progress, asked.backend)
 
-    way_out = fit.find(program, fits, given=asked.sets, estimate=estimate, backend=asked.backend)
+    way_out = fit.find(program, fits, overrides=asked.sets, estimate=estimate, backend=asked.backend)
     return [fit.diagnostic(program, estimate, way_out)]
 
 
@@ -163,11 +163,11 @@ def other_mesh(program: Program, plan: Plan, sets: Sequence[str], exact: bool) -
     if other is None:
         return f"{name} is refused for this recipe; recipe check --set {shlex.quote(OTHER)} shows the reason"
     jobs = [job(other, every, part, backend) for part in parts(other, exact).refined]
-    results = [compiled for compiled in (cached(identity.name(*one)) for one in jobs) if compiled is not None]
+    results = [compiled for compiled in (cached(identity.name(*job)) for job in jobs) if compiled is not None]
     if len(results) < len(jobs):
         words = ["recipe", "plan", str(program.source), *(["--exact"] if exact else [])]
         words += ["--backend", backend.value] if backend is not Backend.TUNIX else []
-        words += [word for one in every for word in ("--set", one)]
+        words += [word for setting in every for word in ("--set", setting)]
         return f"{name} is not planned yet; its time and memory: {shlex.join(words)}"
     other_estimate = estimate(other, results)
     if not other_estimate.seconds:
@@ -260,13 +260,13 @@ def _between(interval: tuple[float, float], unit: str) -> str:
 def _above(number: float, most: float, digits: int = 2) -> str:
     """Format a number with enough decimals, and at least `digits`, to show that it is above `most`."""
     written = (f"{number:,.{count}f}" for count in range(digits, DIGITS))
-    return next((said for said in written if float(said.replace(",", "")) > most), repr(number))
+    return next((text for text in written if float(text.replace(",", "")) > most), repr(number))
 
 
 def _allowed(most: float, digits: int = 0) -> str:
     """Format a limit as the recipe gives it, with at least `digits` decimals."""
-    said = f"{most:,.{DIGITS}g}"
-    return said if "." in said or "e" in said or not digits else f"{most:,.{digits}f}"
+    text = f"{most:,.{DIGITS}g}"
+    return text if "." in text or "e" in text or not digits else f"{most:,.{digits}f}"
 
 
 W1005 = Code(

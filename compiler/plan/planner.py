@@ -58,11 +58,11 @@ def first_estimate(program: Program, parts: Parts, compiled: Sequence[Compiled])
         compiled: the results of `parts.first`, in order.
     """
     end, *shallow = compiled
-    scheduled = tuple(one.layers for one in shallow)
-    refused = next((one for one in shallow if one.out_of_memory is not None), None)
+    scheduled = tuple(compiled.layers for compiled in shallow)
+    refused = next((compiled for compiled in shallow if compiled.out_of_memory is not None), None)
     if refused is not None:
         return _estimate(program, with_refusal(refused), end, Timeline(), scheduled)
-    times = foretold_time([_timeline(program, one, end) for one in shallow], parts.shares)
+    times = foretold_time([_timeline(program, compiled, end) for compiled in shallow], parts.shares)
     estimated = _estimate(program, foretold(shallow, parts.shares), end, times, scheduled)
     return replace(estimated, interval=widened(estimated.interval))
 
@@ -107,7 +107,7 @@ def _estimate(
         collectives=whole.collectives,
         kernels=tuple(sorted(whole.kernels, key=lambda kernel: -kernel.seconds)),
         largest=whole.largest,
-        compile_seconds=sum(one.trace_seconds + one.compile_seconds for one in compiles),
+        compile_seconds=sum(compiled.trace_seconds + compiled.compile_seconds for compiled in compiles),
     )
 
 
@@ -186,7 +186,9 @@ def plan(
     jobs = [job(program, sets, part, backend) for part in every]
     compiled_or_raise(compile_jobs(jobs, progress, on_done=on_done, urgent=len(first)))
     final = planned(estimate(program, [results[part] for part in compiles.refined]))
-    return replace(final, notes=(*final.notes, *(difference(one, final.estimate) for one in estimates)))
+    return replace(
+        final, notes=(*final.notes, *(difference(estimate, final.estimate) for estimate in estimates))
+    )
 
 
 def _plan(

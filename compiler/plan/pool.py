@@ -216,9 +216,9 @@ class _Pool:
 
     def _result(self, item: _Running) -> Compiled | Failed:
         texts = ((item.folder / name).read_text("utf-8", "replace") for name in (OUTPUT, ERRORS))
-        lines, said = (text.strip().splitlines() for text in texts)
+        lines, messages = (text.strip().splitlines() for text in texts)
         shutil.rmtree(item.folder, ignore_errors=True)
-        return read_result(item.process.returncode, lines[-1] if lines else "", said)
+        return read_result(item.process.returncode, lines[-1] if lines else "", messages)
 
     def _work(self, index: int) -> float:
         """Return the weight of a job among the others."""
@@ -247,7 +247,7 @@ def _stage(folder: Path) -> str:
     return next((does for name, does in STAGES if next(folder.glob(f"*/{name}"), None)), "tracing")
 
 
-def read_result(status: int, line: str, said: Sequence[str]) -> Compiled | Failed:
+def read_result(status: int, line: str, messages: Sequence[str]) -> Compiled | Failed:
     """Read the result of a worker that ended.
 
     Args:
@@ -263,13 +263,13 @@ def read_result(status: int, line: str, said: Sequence[str]) -> Compiled | Faile
             killed=True,
             help="free memory: a compile takes 2 to 10 GB, most of it for the layers; more with --exact",
         )
-    if refused := next(filter(None, map(REFUSED.search, said)), None):
+    if refused := next(filter(None, map(REFUSED.search, messages)), None):
         return Failed(
             f"libtpu does not accept the value {refused[1]} of the flag {refused[2]}",
             help=f"correct xla.flags.{refused[2]}, or LIBTPU_INIT_ARGS if the environment sets it",
             flag=refused[2],
         )
-    last = next((text for text in reversed(said) if text.strip()), f"exit status {status}")
+    last = next((text for text in reversed(messages) if text.strip()), f"exit status {status}")
     return Failed(f"the compile ended without a result: {last[:300]}")
 
 

@@ -50,8 +50,8 @@ def interval(generation: str, lora: bool) -> Interval:
         lora: whether adapters are trained; otherwise all weights are.
     """
     intervals = _data()["intervals"]
-    one = intervals["lora"] if lora else intervals.get(generation) or intervals["all"]
-    return Interval(one["low"], one["high"], one["basis"])
+    errors = intervals["lora"] if lora else intervals.get(generation) or intervals["all"]
+    return Interval(errors["low"], errors["high"], errors["basis"])
 
 
 def _data() -> Any:

@@ -120,11 +120,13 @@ class Timeline:
     @property
     def exposed(self) -> float:
         """Seconds that the core waits for transfers."""
-        return sum(one.exposed for one in self.transfers)
+        return sum(transfer.exposed for transfer in self.transfers)
 
     def exposed_in(self, collectives: bool) -> float:
         """Return the exposed seconds of collectives, or of copies within the device and to its host."""
-        return sum(one.exposed for one in self.transfers if (one.kind not in COPIES) == collectives)
+        return sum(
+            transfer.exposed for transfer in self.transfers if (transfer.kind not in COPIES) == collectives
+        )
 
     @property
     def seconds(self) -> float:

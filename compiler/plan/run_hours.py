@@ -144,7 +144,7 @@ class Hours:
 
 
 def training_hours(
-    given: float | None = None,
+    hours: float | None = None,
     run: Path | None = None,
     planned: RunLength | None = None,
     steps: int | None = None,
@@ -160,9 +160,9 @@ def training_hours(
     Raises:
         ArtifactError: no source has the hours, or a source has an invalid value.
     """
-    check_hours(given, "--train-hours")
-    if given is not None:
-        return Hours(given, "--train-hours")
+    check_hours(hours, "--train-hours")
+    if hours is not None:
+        return Hours(hours, "--train-hours")
     if run is not None:
         return measured_hours(run, steps)
     most = "at most, by the lines of the data: " if planned is not None and planned.source == "bound" else ""

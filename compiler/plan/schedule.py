@@ -202,19 +202,26 @@ def prices(operations: Iterable[tuple[Operation, float | None]]) -> Prices:
         {operation.key: seconds for operation, seconds in every},
         _means((operation.alike, seconds) for operation, seconds in costed),
         _means((operation.products, seconds) for operation, seconds in costed if operation.products),
-        (_ratio(costed, lambda one: one.products != ""), _ratio(costed, lambda one: one.products == "")),
+        (
+            _ratio(costed, lambda operation: operation.products != ""),
+            _ratio(costed, lambda operation: operation.products == ""),
+        ),
     )
 
 
 def _means(samples: Iterable[tuple[str, float]]) -> dict[str, float]:
     seconds: dict[str, list[float]] = defaultdict(list)
-    for key, one in samples:
-        seconds[key].append(one)
+    for key, sample in samples:
+        seconds[key].append(sample)
     return {key: sum(each) / len(each) for key, each in seconds.items()}
 
 
 def _ratio(operations: Iterable[tuple[Operation, float]], which: Callable[[Operation], bool]) -> float:
-    pairs = [(seconds, one.seconds) for one, seconds in operations if one.seconds and which(one)]
+    pairs = [
+        (seconds, operation.seconds)
+        for operation, seconds in operations
+        if operation.seconds and which(operation)
+    ]
     return sum(seconds for seconds, _ in pairs) / sum(least for _, least in pairs) if pairs else 1.0
 
 

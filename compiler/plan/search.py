@@ -147,7 +147,9 @@ class _RunningSearch:
                 continue
             out.append(candidate)
         # With equal bounds of time, the one that keeps most is likely the fastest: it recomputes least.
-        return sorted(out, key=lambda one: (one.variant.sets != (), one.lowest[0], -one.memory))
+        return sorted(
+            out, key=lambda candidate: (candidate.variant.sets != (), candidate.lowest[0], -candidate.memory)
+        )
 
     def compile(self, now: Sequence[Candidate]) -> None:
         """Compile these configurations, and record the finished ones, even after an interrupt."""
@@ -184,7 +186,7 @@ class _RunningSearch:
         out = []
         for candidate in waiting:
             better = next((i for i, got in self.reached.items() if dominates(got, candidate.lowest)), None)
-            smaller = next((one for one in self.large if candidate.needs_more(one)), None)
+            smaller = next((larger for larger in self.large if candidate.needs_more(larger)), None)
             if better is not None:
                 self._settle(
                     candidate, "pruned", f"even its bound is behind {_named(self.points[better].sets)}"
@@ -225,7 +227,7 @@ class _RunningSearch:
         compiled = [result for result in results if isinstance(result, Compiled)]
         program = candidate.program
         estimated = estimate(program, compiled)
-        refused = next((one for one in compiled if one.out_of_memory), None)
+        refused = next((result for result in compiled if result.out_of_memory), None)
         if refused is not None or estimated.memory.headroom < 0:
             needed = _of(estimated.memory.used, estimated.memory.available)
             self.large.append(candidate)

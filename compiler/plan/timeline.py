@@ -48,13 +48,18 @@ def timeline(schedule: Schedule, reached: Reached) -> Timeline:
         kernels=run.work.kernels,
         transfers=tuple(sorted(run.moved.values(), key=lambda part: (-part.exposed, -part.seconds))),
         spans=tuple(_drawn(run.spans)),
-        operations=tuple(sorted(_at_rates(schedule.worked, reached), key=lambda one: -one.seconds)[:LONGEST]),
+        operations=tuple(
+            sorted(_at_rates(schedule.worked, reached), key=lambda operation: -operation.seconds)[:LONGEST]
+        ),
     )
 
 
 def _at_rates(operations: Iterable[Worked], reached: Reached) -> Iterator[Worked]:
-    for one in operations:
-        yield replace(one, seconds=one.seconds / (reached.products if one.products else reached.memory))
+    for operation in operations:
+        yield replace(
+            operation,
+            seconds=operation.seconds / (reached.products if operation.products else reached.memory),
+        )
 
 
 def combined(timelines: Sequence[Timeline], of: Callable[[Sequence[float]], float]) -> Timeline:
@@ -67,16 +72,18 @@ def combined(timelines: Sequence[Timeline], of: Callable[[Sequence[float]], floa
     def figure(figures: Sequence[float]) -> float:
         return max(0.0, of(figures))
 
-    by_transfer = [{(m.kind, m.name, m.axes, m.over_dcn): m for m in one.transfers} for one in timelines]
+    by_transfer = [
+        {(m.kind, m.name, m.axes, m.over_dcn): m for m in timeline.transfers} for timeline in timelines
+    ]
     moved = []
-    for key in dict.fromkeys(key for one in by_transfer for key in one):
-        each = [one.get(key) or Moved(*key, 0, 0.0, 0.0, 0.0) for one in by_transfer]
+    for key in dict.fromkeys(key for moves in by_transfer for key in moves):
+        each = [moves.get(key) or Moved(*key, 0, 0.0, 0.0, 0.0) for moves in by_transfer]
         figures = zip(*((m.count, m.bytes, m.seconds, m.exposed) for m in each), strict=True)
         moved.append(Moved(*key, *map(figure, figures)))
     return Timeline(
-        products=figure([one.products for one in timelines]),
-        memory=figure([one.memory for one in timelines]),
-        kernels=figure([one.kernels for one in timelines]),
+        products=figure([timeline.products for timeline in timelines]),
+        memory=figure([timeline.memory for timeline in timelines]),
+        kernels=figure([timeline.kernels for timeline in timelines]),
         transfers=tuple(sorted(moved, key=lambda m: (-m.exposed, -m.seconds))),
         spans=timelines[-1].spans,
     )
@@ -200,7 +207,7 @@ def _drawn(spans: list[Span]) -> list[Span]:
             old = span if at is None else joined[at]
             if at is not None and span.start - (old.start + old.seconds) < gap:
                 end = max(old.start + old.seconds, span.start + span.seconds)
-                name = max(old, span, key=lambda one: one.seconds).name
+                name = max(old, span, key=lambda drawn: drawn.seconds).name
                 joined[at] = Span(span.lane, name, old.start, end - old.start)
             else:
                 last[span.lane] = len(joined)

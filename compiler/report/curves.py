@@ -270,7 +270,7 @@ def curves(runs: Sequence[ReportedRun]) -> Plot | None:
     if not kinds:
         return None
     lines_of = [_curves(kind, runs, across) for kind in kinds]
-    above = [TITLE + ENTRY * _legend_rows(found) for found, _ in lines_of]
+    above = [TITLE + ENTRY * _legend_rows(drawn) for drawn, _ in lines_of]
     whole = sum(above[1:]) + len(kinds) * (HEIGHT + TICKS) - TICKS
     top = 1.0
     drawn: list[Curve] = []
@@ -284,18 +284,18 @@ def curves(runs: Sequence[ReportedRun]) -> Plot | None:
     linear: dict[str, Any] = {}
     logarithmic: dict[str, Any] = {}
     after: list[Any] = []
-    for place, (kind, (found, notes)) in enumerate(zip(kinds, lines_of, strict=True)):
+    for place, (kind, (kind_lines, notes)) in enumerate(zip(kinds, lines_of, strict=True)):
         of = str(place + 1) if place else ""
         if place:
             top -= (HEIGHT + TICKS + above[place]) / whole
         domain = [max(0.0, top - HEIGHT / whole), top]
-        for curve in found:
+        for curve in kind_lines:
             drawn.append(curve)
             curve.trace.update(meta=kind.key, xaxis=f"x{of}", yaxis=f"y{of}", legend=f"legend{of}")
         for where, mark in _marks(kind, runs, across):
             for name, lines in shapes.items():
-                own = {"x0": where[name], "x1": where[name], "xref": f"x{of}", "yref": f"y{of} domain"}
-                lines.append({**mark, **own})
+                geometry = {"x0": where[name], "x1": where[name], "xref": f"x{of}", "yref": f"y{of} domain"}
+                lines.append({**mark, **geometry})
         layout[f"xaxis{of}"] = axis("", matches="x", anchor=f"y{of}")
         if not place:
             del layout["xaxis"]["matches"]
@@ -333,10 +333,10 @@ def curves(runs: Sequence[ReportedRun]) -> Plot | None:
             "method": "update",
             "args": [
                 {"x": [curve.x[name] for curve in drawn]},
-                {"shapes": shapes[name], f"{last}.title.text": said, "xaxis.autorange": True},
+                {"shapes": shapes[name], f"{last}.title.text": label, "xaxis.autorange": True},
             ],
         }
-        for name, said in ACROSS.items()
+        for name, label in ACROSS.items()
     ]
     scales = [
         {"label": label, "method": "relayout", "args": [args]}
@@ -420,11 +420,11 @@ def _marks(
     for run, place in zip(runs, across, strict=True):
         whose = f"{run.label} " if len(runs) > 1 else ""
         lost = [pair for metric, _ in kind.metrics for pair in run.metrics.get(metric).lost[:MARKS]]
-        found = [(step, f"{value} at step {step}", COLORS[7], "solid") for step, value in lost]
+        marks = [(step, f"{value} at step {step}", COLORS[7], "solid") for step, value in lost]
         resumed = run.resumed_after[-MARKS:]
-        found += [(step, f"{whose}resumed after step {step:,}", INK, "dot") for step in resumed]
-        for step, said, color, dash in found:
-            label = {"text": said, "textangle": -90, "textposition": "end", "font": {"size": 10}}
+        marks += [(step, f"{whose}resumed after step {step:,}", INK, "dot") for step in resumed]
+        for step, words, color, dash in marks:
+            label = {"text": words, "textangle": -90, "textposition": "end", "font": {"size": 10}}
             label |= {"xanchor": "right", "yanchor": "bottom"}
             shape = {"type": "line", "y0": 0, "y1": 1, "line": {"color": color, "dash": dash, "width": 1}}
             out.append((place.one(step), {**shape, "label": label}))

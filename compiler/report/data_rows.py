@@ -25,14 +25,14 @@ def data_section(runs: Sequence[ReportedRun]) -> Section:
         return Section("data", "Data", (), (Text(NONE, ""),))
     several, splits = len(runs) > 1, [_split(run, name) for run, name in columns]
     head = [f"{run.label}, {SPLITS[name]}" if several else SPLITS[name] for run, name in columns]
-    lines = [(said, [read(split) for split in splits]) for said, read in LINES.items()]
+    lines = [(label, [read(split) for split in splits]) for label, read in LINES.items()]
     train = [run if name == "train" else None for run, name in columns]
     lines.append(
         ("length: 10, 50, 90, 99 % are shorter than", [_percentiles(run) if run else "" for run in train])
     )
     steps = [number(run.data.get("steps_per_epoch")) if run else "" for run in train]
     lines.append(("optimizer steps of an epoch", steps))
-    rows = [(said, *cells) for said, cells in lines if any(cells)]
+    rows = [(label, *cells) for label, cells in lines if any(cells)]
     blocks: list[Any] = [Table(("", *head), rows, label="What happened to the data")]
     problems = dict.fromkeys(
         f"{run.label}: {sentence}" if several else sentence
@@ -57,7 +57,7 @@ def _count(split: Mapping[str, Any], key: str) -> int:
 
 
 def _left_out(split: Mapping[str, Any]) -> str:
-    parts = [f"{_count(split, key):,} {said}" for key, said in KINDS.items() if _count(split, key)]
+    parts = [f"{_count(split, key):,} {label}" for key, label in KINDS.items() if _count(split, key)]
     if _count(split, "removed"):
         parts.append(f"{_count(split, 'removed'):,} by the transform")
     return ", ".join(parts) or "none"
@@ -96,8 +96,8 @@ LINES = {
 
 
 def _lengths(run: ReportedRun) -> Mapping[str, Any]:
-    found = run.facts.get("lengths")
-    return found if isinstance(found, dict) else {}
+    lengths = run.facts.get("lengths")
+    return lengths if isinstance(lengths, dict) else {}
 
 
 def _percentiles(run: ReportedRun) -> str:
@@ -109,27 +109,27 @@ def _percentiles(run: ReportedRun) -> str:
 
 def _problems(split: Mapping[str, Any]) -> Iterator[str]:
     """Yield the rows that are named as left out, and how many more there are."""
-    for key, said in KINDS.items():
+    for key, label in KINDS.items():
         value = split.get(key)
         named = value.get("first", []) if isinstance(value, dict) else []
-        shown = [one for one in named if isinstance(one, dict)]
-        yield from (f"{one.get('origin')}: {said}: {one.get('reason')}" for one in shown)
+        shown = [sample for sample in named if isinstance(sample, dict)]
+        yield from (f"{sample.get('origin')}: {label}: {sample.get('reason')}" for sample in shown)
         if _count(split, key) > len(shown) > 0:
-            yield f"and {plural(_count(split, key) - len(shown), 'row')} more, {said}"
+            yield f"and {plural(_count(split, key) - len(shown), 'row')} more, {label}"
 
 
 def _histogram(runs: Sequence[ReportedRun]) -> list[Plot]:
     """Return the plot of the samples' lengths; none if no run recorded them."""
     several, drawn, rows = len(runs) > 1, [], []
     for color, run in enumerate(runs):
-        found = _lengths(run)
-        if not found.get("counts"):
+        lengths = _lengths(run)
+        if not lengths.get("counts"):
             continue
-        edges, counts = found["edges"], found["counts"]
+        edges, counts = lengths["edges"], lengths["counts"]
         bars = [f"{low:,}" if high - low == 1 else f"{low:,}-{high - 1:,}" for low, high in pairwise(edges)]
         drawn.append(bar(run.label, bars, counts, COLORS[color % len(COLORS)]))
-        own = [run.label] if several else []
-        rows += [(*own, tokens, number(count)) for tokens, count in zip(bars, counts, strict=True)]
+        labels = [run.label] if several else []
+        rows += [(*labels, tokens, number(count)) for tokens, count in zip(bars, counts, strict=True)]
     head = (*(["run"] if several else []), "tokens", "samples")
     plot = Plot(
         "lengths",

@@ -76,10 +76,10 @@ class LiveRun:
 
     def recorded(self, *path: str) -> Any:
         """Return a value of the resolved recipe in the record, None if it does not exist."""
-        found = self.lock.get("recipe")
+        recipe = self.lock.get("recipe")
         for key in path:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
+            recipe = recipe.get(key) if isinstance(recipe, dict) else None
+        return recipe
 
     @property
     def total(self) -> int | None:

@@ -79,14 +79,16 @@ class Metrics:
                 continue
             self.lines += 1
             numbers = {name: _number(value) for name, value in entry.items()}
-            found = {name: value for name, value in numbers.items() if value is not None and name != "step"}
-            for name, value in found.items():
+            known_numbers = {
+                name: value for name, value in numbers.items() if value is not None and name != "step"
+            }
+            for name, value in known_numbers.items():
                 values = self.values.setdefault(name, {})
                 if step in values:
                     self.twice.add(step)
                 values[step] = value
-            self.last_step = max(self.last_step, step if found else 0)
-            yield {"step": step, **found}
+            self.last_step = max(self.last_step, step if known_numbers else 0)
+            yield {"step": step, **known_numbers}
 
     @cached_property
     def series(self) -> dict[str, Series]:

@@ -29,7 +29,7 @@ Blocks = list[Any]
 """Blocks of a page."""
 
 
-def outcome_section(run: ReportedRun, given: Sequence[str]) -> Section:
+def outcome_section(run: ReportedRun, results: Sequence[str]) -> Section:
     """Return the section with the results next to a run, and in the places that the user names.
 
     Args:
@@ -41,16 +41,16 @@ def outcome_section(run: ReportedRun, given: Sequence[str]) -> Section:
     """
     beside = run.folder.below("..")
     blocks = [block for entry in run.merges for block in merged(entry, beside)]
-    told = {str(entry.get("folder")) for entry in run.merges}
+    merged_folders = {str(entry.get("folder")) for entry in run.merges}
     sweeps: list[Sweep] = []
-    files = [name for name in given if "://" not in name and Path(name).is_file()]
+    files = [name for name in results if "://" not in name and Path(name).is_file()]
     folders = _beside(run)
-    for folder in [*folders, *(existing_folder(name) for name in given if name not in files)]:
+    for folder in [*folders, *(existing_folder(name) for name in results if name not in files)]:
         record, summary = folder.object(RECORD), folder.object(SUMMARY)
         if "merge" in record:
-            if folder.path not in told:
+            if folder.path not in merged_folders:
                 blocks += recorded(folder, record)
-                told.add(folder.path)
+                merged_folders.add(folder.path)
         elif "sides" in summary:
             blocks += evaluation(folder, summary)
         elif (sweep := read_sweep(folder)) is not None:
@@ -62,9 +62,9 @@ def outcome_section(run: ReportedRun, given: Sequence[str]) -> Section:
                 "`recipe serve verify --json` printed",
             )
     blocks += [block for file in files for block in _endpoint(Path(file))]
-    for one in sweeps:
-        said = f"{one.sentence} TTFT is the time to the first token, TPOT the time per output token."
-        blocks += [Text(f"benchmark {one.name}", "heading"), Text(said), percentiles(one)]
+    for sweep in sweeps:
+        text = f"{sweep.sentence} TTFT is the time to the first token, TPOT the time per output token."
+        blocks += [Text(f"benchmark {sweep.name}", "heading"), Text(text), percentiles(sweep)]
     blocks += plots(sweeps)
     return Section("outcome", "Merging and serving", (), blocks or [Text(NONE, "")])
 
@@ -77,7 +77,7 @@ def _result(
     notes: Sequence[str] = (),
 ) -> Blocks:
     tables = [table] if table is not None and table.rows else []
-    sentences = [*(Text(one, "alarm") for one in problems), *map(Text, notes)]
+    sentences = [*(Text(problem, "alarm") for problem in problems), *map(Text, notes)]
     return [Facts(facts, title), *tables, *sentences]
 
 
@@ -131,12 +131,12 @@ def _tensors(merged: Any, kept: Any, quantized: Any) -> str:
     return f"{out}, {number(quantized)} quantized" if quantized else out
 
 
-def _verified(found: Mapping[str, Any]) -> Table:
+def _verified(check: Mapping[str, Any]) -> Table:
     """Tabulate what --verify compared: a line for each comparison, with its tolerance."""
     rows: list[tuple[str, ...]] = []
-    if "files" in found:
-        rows.append(("files, by SHA-256", number(found["files"]), "", "all as they were written"))
-    tensors = found.get("tensors")
+    if "files" in check:
+        rows.append(("files, by SHA-256", number(check["files"]), "", "all as they were written"))
+    tensors = check.get("tensors")
     if isinstance(tensors, dict):
         rows.append(
             (
@@ -154,13 +154,13 @@ def _verified(found: Mapping[str, Any]) -> Table:
                 "byte for byte",
             )
         )
-    logits = found.get("logits")
+    logits = check.get("logits")
     if isinstance(logits, dict):
-        for said, key, allowed in (
+        for label, key, allowed in (
             ("logits of the merge rule, against training", "rule", "rule_tolerance"),
             ("logits of the files, against the merge in memory", "files", "files_tolerance"),
         ):
-            rows.append((said, "", significant(logits.get(allowed), 2), significant(logits.get(key), 2)))
+            rows.append((label, "", significant(logits.get(allowed), 2), significant(logits.get(key), 2)))
         rows.append(("what training changes the logits by", "", "", significant(logits.get("effect"), 2)))
     return Table(("compared", "how many", "allowed", "found"), rows)
 
@@ -169,7 +169,7 @@ def recorded(folder: Folder, record: Mapping[str, Any]) -> Blocks:
     """Return the blocks for a merged folder that the run does not list, from its merge.json."""
     tensors = record.get("tensors") or {}
     files = record.get("files") or {}
-    size = sum(one.get("size", 0) for one in files.values() if isinstance(one, dict))
+    size = sum(file.get("size", 0) for file in files.values() if isinstance(file, dict))
     facts = [
         ("step", number((record.get("checkpoint") or {}).get("step"))),
         ("size", f"{gib(size)} in {plural(len(files), 'file')}"),
@@ -192,13 +192,13 @@ def evaluation(folder: Folder, summary: Mapping[str, Any]) -> Blocks:
         if isinstance(row, dict)
     ]
     table = Table(("", "base", "fine-tuned", "difference"), rows)
-    sides = {name: one.get("model", "") for name, one in summary["sides"].items() if isinstance(one, dict)}
+    sides = {name: side.get("model", "") for name, side in summary["sides"].items() if isinstance(side, dict)}
     return _result(
         f"evaluation {folder.name}",
         [(name, str(model)) for name, model in sides.items()],
         table,
-        [str(one) for one in summary.get("problems") or []],
-        [str(one) for one in summary.get("notes") or []],
+        [str(problem) for problem in summary.get("problems") or []],
+        [str(note) for note in summary.get("notes") or []],
     )
 
 
@@ -218,32 +218,34 @@ def _interval(value: Any) -> str:
 def _endpoint(file: Path) -> Blocks:
     """Return the blocks for an output file of `recipe serve verify --json`."""
     try:
-        found = json_value(file.read_text(encoding="utf-8"))
+        answers = json_value(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict) or not {"checkpoint", "tolerance", "prompts"} <= found.keys():
+        answers = None
+    if not isinstance(answers, dict) or not {"checkpoint", "tolerance", "prompts"} <= answers.keys():
         raise ArtifactError(
             f"{file} is not a result that a report can show",
             "recipe serve verify URL --artifact DIR --json > verify.json",
         )
-    allowed, largest = found["tolerance"], found.get("largest")
+    allowed, largest = answers["tolerance"], answers.get("largest")
     rows = tuple(
         (
-            str(one.get("prompt")),
-            f"{one.get('prompt_tokens')} + {one.get('tokens')}",
-            "yes" if one.get("parts_at") is None else f"no, from token {one['parts_at']}",
-            significant(one.get("largest"), 2),
+            str(row.get("prompt")),
+            f"{row.get('prompt_tokens')} + {row.get('tokens')}",
+            "yes" if row.get("parts_at") is None else f"no, from token {row['parts_at']}",
+            significant(row.get("largest"), 2),
         )
-        for one in found["prompts"]
+        for row in answers["prompts"]
     )
     facts = [
-        ("endpoint", f"{found.get('model')} at {found.get('url')}"),
-        ("checkpoint", str(found["checkpoint"])),
-        ("verdict", "the endpoint is not this checkpoint" if found.get("problems") else "the same model"),
+        ("endpoint", f"{answers.get('model')} at {answers.get('url')}"),
+        ("checkpoint", str(answers["checkpoint"])),
+        ("verdict", "the endpoint is not this checkpoint" if answers.get("problems") else "the same model"),
         (
             "largest difference",
             f"{significant(largest, 2)}, allowed {significant(allowed.get('largest'), 2)}",
         ),
     ]
     head = ("prompt", "tokens", "same answer", "largest difference")
-    return _result(f"endpoint {file}", facts, Table(head, rows), [str(one) for one in found["problems"]])
+    return _result(
+        f"endpoint {file}", facts, Table(head, rows), [str(problem) for problem in answers["problems"]]
+    )

@@ -150,7 +150,7 @@ def _alarms(runs: Sequence[ReportedRun]) -> list[tuple[str, str]]:
     out = []
     for run in runs:
         whose = f"{run.label}: " if len(runs) > 1 else ""
-        for metric, said in (
+        for metric, text in (
             ("loss", "loss"),
             ("grad_norm", "gradient's norm"),
             ("eval_loss", "evaluation loss"),
@@ -161,7 +161,7 @@ def _alarms(runs: Sequence[ReportedRun]) -> list[tuple[str, str]]:
                 out.append(
                     (
                         "Not a number.",
-                        f"{whose}the {said} is {significant(lost[0][1])} at step {lost[0][0]:,}{more}.",
+                        f"{whose}the {text} is {significant(lost[0][1])} at step {lost[0][0]:,}{more}.",
                     )
                 )
         if not run.metrics.series:
@@ -220,8 +220,8 @@ def _beside(runs: Sequence[ReportedRun]) -> Table:
     """Tabulate the runs side by side, one column each."""
     lines: list[tuple[str, list[str]]] = [("state", [run.badge for run in runs])]
     every = [_figures(run) for run in runs]
-    for name in dict.fromkeys(figure.name for one in every for figure in one):
-        cells = [next((f for f in one if f.name == name), None) for one in every]
+    for name in dict.fromkeys(figure.name for figures in every for figure in figures):
+        cells = [next((f for f in figures if f.name == name), None) for figures in every]
         lines.append((name.lower(), [_cell(figure) if figure else "" for figure in cells]))
     lines.append(("on", [dict(_hardware(run)).get("Ran on", NOT_KNOWN) for run in runs]))
     lines.append(("folder", [run.folder.name for run in runs]))
@@ -251,8 +251,10 @@ def _curves(runs: Sequence[ReportedRun]) -> Section:
 def _generations(run: ReportedRun) -> list[Section]:
     """Return the section with the answers to each prompt, step by step; none without answers."""
     by_prompt: dict[str, dict[int, Any]] = {}
-    for one in run.generations:
-        by_prompt.setdefault(_prompt(one.get("prompt")), {})[one["step"]] = one.get("answer")
+    for generation in run.generations:
+        by_prompt.setdefault(_prompt(generation.get("prompt")), {})[generation["step"]] = generation.get(
+            "answer"
+        )
     rows = []
     for prompt, answers in by_prompt.items():
         steps = sorted(answers)

@@ -74,7 +74,7 @@ def _kept_plan(run: ReportedRun) -> Plan | None:
         return None
     for exact in (False, True):
         jobs = [job(program, (), part, backend) for part in parts(program, exact).refined]
-        if all(cached(name(*one)) is not None for one in jobs):
+        if all(cached(name(*job)) is not None for job in jobs):
             return plan(program, exact=exact, data=_statistics(run, program), backend=backend)
     return None
 

@@ -61,7 +61,9 @@ class ReportedRun(LiveRun):
                 "give the folder of the run's checkpoints: the recipe's checkpoint.directory, below --output",
             )
         merges = folder.value(MERGES)
-        self.merges = [one for one in merges if isinstance(one, dict)] if isinstance(merges, list) else []
+        self.merges = (
+            [merge for merge in merges if isinstance(merge, dict)] if isinstance(merges, list) else []
+        )
         lines = (folder.text(GENERATIONS) or "").split("\n")  # splitlines() would cut within an answer
         values = map(json_value, lines)
         self.generations = [
@@ -93,16 +95,16 @@ class ReportedRun(LiveRun):
             steps = plural(len(self.metrics.twice), "step")
             yield f"{steps} were logged more than once; the last values are shown."
 
-    def _find_recipe(self, given: Path | None) -> None:
+    def _find_recipe(self, path: Path | None) -> None:
         """Read the recipe from the lock, and from its file if one gives the same values."""
         self.recipe, self.program, problem = resolved(renamed(self.lock["recipe"]), self.folder.path)
         self.notes += [problem] if problem else []
-        text = None if given else self.folder.text(RECIPE)
-        if self.recipe is None or (given is None and text is None):
+        text = None if path else self.folder.text(RECIPE)
+        if self.recipe is None or (path is None and text is None):
             return
-        self.loaded = matching(self.recipe, given or Path(RECIPE), text)
+        self.loaded = matching(self.recipe, path or Path(RECIPE), text)
         if self.loaded is None:
-            name = given or f"{self.folder.name}/{RECIPE}"
+            name = path or f"{self.folder.name}/{RECIPE}"
             self.notes.append(f"{name} is not the recipe of this run: its values are not those of {LOCK}.")
 
     @property
@@ -113,14 +115,14 @@ class ReportedRun(LiveRun):
     @property
     def total(self) -> int | None:
         """Optimizer steps of the whole run; None if not known."""
-        found = self.state.get("total"), self.data.get("total_steps"), self.recorded("train", "steps")
-        return next(filter(None, map(positive, found)), None)
+        totals = self.state.get("total"), self.data.get("total_steps"), self.recorded("train", "steps")
+        return next(filter(None, map(positive, totals)), None)
 
     @property
     def data(self) -> Mapping[str, Any]:
         """What run.json says about the data; {} for nothing."""
-        found = self.facts.get("data")
-        return found if isinstance(found, dict) else {}
+        facts = self.facts.get("data")
+        return facts if isinstance(facts, dict) else {}
 
     @property
     def written(self) -> str | None:
@@ -137,17 +139,21 @@ class ReportedRun(LiveRun):
     @property
     def starts(self) -> list[Mapping[str, Any]]:
         starts = self.facts.get("starts")
-        return [one for one in starts if isinstance(one, dict)] if isinstance(starts, list) else []
+        return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []
 
     @property
     def resumed_after(self) -> list[int]:
         """Steps from which the run was resumed."""
-        return [one["after"] for one in self.starts if isinstance(one.get("after"), int) and one["after"] > 0]
+        return [
+            start["after"]
+            for start in self.starts
+            if isinstance(start.get("after"), int) and start["after"] > 0
+        ]
 
     @property
     def devices(self) -> Mapping[str, Any]:
-        found = self.facts.get("devices")
-        return found if isinstance(found, dict) else {}
+        device_facts = self.facts.get("devices")
+        return device_facts if isinstance(device_facts, dict) else {}
 
     @property
     def on_cpu(self) -> bool | None:
@@ -227,11 +233,11 @@ def labels(paths: Sequence[str]) -> list[str]:
     parts = [[part for part in path.split("/") if part] for path in paths]
     if len(parts) < 2:
         return [parts[0][-1] if parts and parts[0] else paths[0]] if parts else []
-    while all(len(one) > 1 for one in parts) and len({one[-1] for one in parts}) == 1:
-        parts = [one[:-1] for one in parts]
-    while all(len(one) > 1 for one in parts) and len({one[0] for one in parts}) == 1:
-        parts = [one[1:] for one in parts]
-    joined = ["/".join(one) or "/" for one in parts]
+    while all(len(part) > 1 for part in parts) and len({part[-1] for part in parts}) == 1:
+        parts = [part[:-1] for part in parts]
+    while all(len(part) > 1 for part in parts) and len({part[0] for part in parts}) == 1:
+        parts = [part[1:] for part in parts]
+    joined = ["/".join(part) or "/" for part in parts]
     return [
         label if joined.count(label) == 1 else f"{label} ({joined[: index + 1].count(label)})"
         for index, label in enumerate(joined)

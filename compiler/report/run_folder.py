@@ -84,8 +84,10 @@ class Folder:
                 return {entry.name: entry.is_dir() for entry in os.scandir(self.path)}
             return {}
         with self._reading():
-            found = {str(one["name"]): one.get("type") for one in self.system.ls(self.path, detail=True)}
-            return {name.rstrip("/").rpartition("/")[2]: kind == "directory" for name, kind in found.items()}
+            listed = {
+                str(entry["name"]): entry.get("type") for entry in self.system.ls(self.path, detail=True)
+            }
+            return {name.rstrip("/").rpartition("/")[2]: kind == "directory" for name, kind in listed.items()}
         return {}
 
     def folders(self) -> list[str]:
@@ -97,17 +99,17 @@ class Folder:
         if self.status(METRICS) is not None:
             return [self]
         inner = [self.below(name) for name in self.folders()]
-        return [one for one in inner if one.status(METRICS) is not None] or [self]
+        return [folder for folder in inner if folder.status(METRICS) is not None] or [self]
 
     def status(self, name: str) -> Status | None:
         """Return the status of a file or folder in it; None if it does not exist."""
         path = f"{self.path}/{name}"
         if not self.system:
             try:
-                found = Path(path).stat()
+                stat = Path(path).stat()
             except (OSError, ValueError):
                 return None
-            return Status(found.st_size, found.st_mtime, (found.st_dev, found.st_ino))
+            return Status(stat.st_size, stat.st_mtime, (stat.st_dev, stat.st_ino))
         with self._reading():
             size, changed = self.system.info(path).get("size"), None
             with suppress(NotImplementedError, KeyError, AttributeError):
@@ -141,13 +143,13 @@ class Folder:
 
     def text(self, name: str) -> str | None:
         """Return a file's text; None if it does not exist."""
-        found = self.read(name)
-        return None if found is None else found.decode("utf-8", "replace")
+        content = self.read(name)
+        return None if content is None else content.decode("utf-8", "replace")
 
     def object(self, name: str) -> dict[str, Any]:
         """Return a JSON file's object; {} if it does not exist, or is not a whole object."""
-        found = self.value(name)
-        return found if isinstance(found, dict) else {}
+        parsed = self.value(name)
+        return parsed if isinstance(parsed, dict) else {}
 
     def value(self, name: str) -> Any:
         """Return a JSON file's value; None if the file does not exist or is not valid JSON."""
@@ -199,11 +201,11 @@ def existing_folder(name: str) -> Folder:
     """
     folder = open_folder(name)
     try:
-        found = folder.exists()
+        exists = folder.exists()
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{name} cannot be read: {error}", WAY_OUT) from error
-    if not found and folder.system:
+    if not exists and folder.system:
         folder.entries()  # raises where access is denied, and some file systems show no folder
-    if not found:
+    if not exists:
         raise ArtifactError(f"there is no folder {name}", WAY_OUT)
     return folder

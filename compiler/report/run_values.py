@@ -40,14 +40,14 @@ def recipe_section(run: ReportedRun) -> Section:
     values: dict[str, list[tuple[str, ...]]] = {}
     defaults: list[tuple[str, ...]] = []
     for parts, value in leaves(run.recipe):
-        given = values.setdefault(str(parts[0]) if len(parts) > 1 else "", [])
+        rows = values.setdefault(str(parts[0]) if len(parts) > 1 else "", [])
         origin, default = _origin(run, parts, value)
-        (defaults if default else given).append((join(parts), flow(value), origin))
+        (defaults if default else rows).append((join(parts), flow(value), origin))
     blocks: list[Any] = []
-    for name, given in values.items():
+    for name, rows in values.items():
         meaning = summary(name, run.program) if run.program else []
-        blocks += [Text(name or "recipe", "heading")] if given or meaning else []
-        blocks += [_table(given)] if given else []
+        blocks += [Text(name or "recipe", "heading")] if rows or meaning else []
+        blocks += [_table(rows)] if rows else []
         blocks += [Items(meaning)] if meaning else []
     blocks.append(_table(defaults, "Values that the recipe does not give"))
     return Section("recipe", "Recipe", (KNOWN if run.loaded else NOT_KNOWN,), blocks)
@@ -64,8 +64,8 @@ def _origin(run: ReportedRun, parts: tuple[Part, ...], value: Any) -> tuple[str,
         return str(origin), origin.kind == "default"
     default = _is_default(run.recipe, parts, value)
     field = field_at(parts)
-    given = "the recipe, or auto" if field is not None and field.default == AUTO else "the recipe"
-    return "as by default" if default else given, default
+    stated = "the recipe, or auto" if field is not None and field.default == AUTO else "the recipe"
+    return "as by default" if default else stated, default
 
 
 def _is_default(node: Any, parts: tuple[Part, ...], value: Any) -> bool:
@@ -127,7 +127,7 @@ def matching(recipe: Recipe, file: Path, text: str | None) -> Loaded | None:
     if loaded.recipe is None:
         return None
     program = lower(loaded, planning=True).program  # the lock has the values that `auto` stands for
-    mine, other = (dict(leaves(one)) for one in (recipe, program.recipe if program else loaded.recipe))
+    mine, other = (dict(leaves(side)) for side in (recipe, program.recipe if program else loaded.recipe))
     left_open: set[tuple[Part, ...]] = {("extends",)}
     if loaded.recipe.model.revision is None:  # the folder of an added model sets it
         left_open.add(("model", "revision"))

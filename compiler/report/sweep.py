@@ -85,8 +85,8 @@ class Sweep:
     def sentence(self) -> str:
         """A sentence on where it was measured."""
         place = self.summary.get("place")
-        said = place.get("sentence") if isinstance(place, dict) else None
-        return str(said or "Where it was measured is not recorded.")
+        text = place.get("sentence") if isinstance(place, dict) else None
+        return str(text or "Where it was measured is not recorded.")
 
     @property
     def measured(self) -> list[SweepPoint]:
@@ -141,7 +141,7 @@ def read_sweep(folder: Folder, label: str = "") -> Sweep | None:
         label or folder.name,
         {**summary, "settings": settings or {}, "points": rows},
         tuple(points),
-        (*notes, *(f"Left out: {one}." for one in summary.get("left_out") or [])),
+        (*notes, *(f"Left out: {point}." for point in summary.get("left_out") or [])),
     )
 
 
@@ -180,8 +180,8 @@ def percentiles(sweep: Sweep) -> Table:
     for point in sweep.points:
         where = (f"{point.input_length:,}", point.load)
         if not point.measured:
-            said = f"{point.outcome}: {point.reason}" if point.reason else point.outcome
-            out.append((*where, *[""] * (2 + 2 * len(PARTS)), said))
+            text = f"{point.outcome}: {point.reason}" if point.reason else point.outcome
+            out.append((*where, *[""] * (2 + 2 * len(PARTS)), text))
             continue
         usd = point.figures.get("usd_per_million_output_tokens")
         known = [point.time(name, part) for name in ("ttft", "tpot") for part in PARTS]
@@ -223,8 +223,8 @@ def figures(sweep: Sweep) -> list[Figure]:
             continue
         value = significant(point.figures[key], 3)
         rate = "all at once" if point.rate == "inf" else f"{point.rate} requests/s"
-        said = f"US${point.figures[key]:,.2f}" if unit == "US$" else f"{value}{SPACE}{unit}"
-        out.append(Figure(name, said, (f"{point.input_length:,} tokens in, {rate}",)))
+        text = f"US${point.figures[key]:,.2f}" if unit == "US$" else f"{value}{SPACE}{unit}"
+        out.append(Figure(name, text, (f"{point.input_length:,} tokens in, {rate}",)))
     measured = len(sweep.measured)
     out.append(Figure("Points measured", f"{measured} of {len(sweep.points)}"))
     return out
@@ -339,12 +339,12 @@ def _against(sweeps: Sequence[Sweep], name: str) -> Plot:
         y = [point.time(name, "p50") for point in known]
         labels = {"text": [point.load for point in known], "textposition": "top center"}
         traces.append(scatter(called, x, y, color, "lines+markers+text", **labels))
-    said = QUANTITIES[name]
+    quantity = QUANTITIES[name]
     return _plot(
         f"{name}-against-throughput",
-        f"Throughput against {said}",
-        f"What a higher load costs each request: the median {said} ({name.upper()}) at the output tokens a "
-        "second that were reached. The texts are request rates.",
+        f"Throughput against {quantity}",
+        f"What a higher load costs each request: the median {quantity} ({name.upper()}) at the output tokens "
+        "a second that were reached. The texts are request rates.",
         traces,
         axis("output tokens/s"),
         axis(f"median {name.upper()} (ms)", rangemode="tozero"),
@@ -361,15 +361,20 @@ def sweep_page(sweeps: Sequence[Sweep]) -> str:
     first, several = sweeps[0], len(sweeps) > 1
     drawn = plots(sweeps)
     alarms = []
-    for one in sweeps:
-        for point in one.points:
+    for sweep in sweeps:
+        for point in sweep.points:
             if not point.measured:
                 load = "all requests at once" if point.rate == "inf" else f"{point.rate} requests/s"
-                whose, why = f"{one.label}, " if several else "", f": {point.reason}" if point.reason else ""
-                said = f"{whose}{point.input_length:,} tokens in, {load}{why}"
-                alarms.append((f"{point.outcome.capitalize()}.", said))
-    compared = f"{', '.join(one.label for one in sweeps)} compared; the figures are those of {first.label}."
-    places = [f"{one.label}: {one.sentence}" if several else one.sentence for one in sweeps]
+                whose, why = (
+                    f"{sweep.label}, " if several else "",
+                    f": {point.reason}" if point.reason else "",
+                )
+                heading = f"{whose}{point.input_length:,} tokens in, {load}{why}"
+                alarms.append((f"{point.outcome.capitalize()}.", heading))
+    compared = (
+        f"{', '.join(sweep.label for sweep in sweeps)} compared; the figures are those of {first.label}."
+    )
+    places = [f"{sweep.label}: {sweep.sentence}" if several else sweep.sentence for sweep in sweeps]
     measured = (
         "TTFT is the time from a request to its first token, TPOT the time per output token after it. Drag "
         "across a plot to look closer, double-click to see all again."
@@ -380,9 +385,9 @@ def sweep_page(sweeps: Sequence[Sweep]) -> str:
     )
     none = Text("No point was measured: there is nothing to draw.", "")
     tables: list[Block] = []
-    for one in sweeps:
-        tables += [Text(one.label, "heading")] if several else []
-        tables.append(percentiles(one))
+    for sweep in sweeps:
+        tables += [Text(sweep.label, "heading")] if several else []
+        tables.append(percentiles(sweep))
     return write(
         Document(
             title=f"Report on Serving {first.model}",
@@ -395,12 +400,15 @@ def sweep_page(sweeps: Sequence[Sweep]) -> str:
                 Section("measured", "Measured", (measured,), drawn or [none]),
                 Section("points", "Every point", (points,), tables),
                 *(
-                    _published_section(one, number, several)
-                    for number, one in enumerate(sweeps, 1)
-                    if one.published
+                    _published_section(sweep, number, several)
+                    for number, sweep in enumerate(sweeps, 1)
+                    if sweep.published
                 ),
                 Section(
-                    "basis", "What this rests on", (), [block for one in sweeps for block in _rests_on(one)]
+                    "basis",
+                    "What this rests on",
+                    (),
+                    [block for sweep in sweeps for block in _rests_on(sweep)],
                 ),
             ],
             alarms=alarms,
@@ -410,20 +418,22 @@ def sweep_page(sweeps: Sequence[Sweep]) -> str:
     )
 
 
-def _published_section(one: Sweep, number: int, several: bool) -> Section:
-    head = ("", "published", f"measured, {one.label}" if several else "measured")
-    table = Table(head, one.published, label="Published figures")
-    return Section(f"published-{number}", "Compared with published figures", (source(one.summary),), (table,))
+def _published_section(sweep: Sweep, number: int, several: bool) -> Section:
+    head = ("", "published", f"measured, {sweep.label}" if several else "measured")
+    table = Table(head, sweep.published, label="Published figures")
+    return Section(
+        f"published-{number}", "Compared with published figures", (source(sweep.summary),), (table,)
+    )
 
 
-def _rests_on(one: Sweep) -> list[Any]:
-    settings, price = one.summary["settings"], one.summary.get("price")
-    version = (one.summary.get("server") or {}).get("vllm")
+def _rests_on(sweep: Sweep) -> list[Any]:
+    settings, price = sweep.summary["settings"], sweep.summary.get("price")
+    version = (sweep.summary.get("server") or {}).get("vllm")
     facts = [
-        ("folder", one.name),
+        ("folder", sweep.name),
         ("requests of a point", settings.get("prompts", NOT_KNOWN)),
         ("tokens of an answer", settings.get("output_length", NOT_KNOWN)),
         ("server", f"vLLM {version}" if version else "does not report its version"),
         ("price", f"US$ {price['usd_per_hour']:.2f} an hour, {price['source']}" if price else "none"),
     ]
-    return [Facts(facts, one.label), *map(Text, one.notes)]
+    return [Facts(facts, sweep.label), *map(Text, sweep.notes)]

@@ -104,11 +104,11 @@ class Server:
         serve, accelerator = self.program.recipe.server, self.program.serve_accelerator
         assert accelerator is not None
         usable = accelerator.hbm_bytes_per_device * memory_share(serve.extra_args)
-        left = max(0.0, usable - sum(one.bytes for one in self.weights))
+        left = max(0.0, usable - sum(weight.bytes for weight in self.weights))
         states = state_pool_bytes(self.caches, serve, left)
         return Limits(
             longest=serve.max_model_len,
-            caches=tuple(one for one in self.caches if not states or one.bytes_per_token),
+            caches=tuple(cache for cache in self.caches if not states or cache.bytes_per_token),
             state_bytes=states,
             cache_bytes=max(0.0, left - states),
             bounded=serve.max_num_batched_tokens if windows_bound(self.program, self.caches) else None,
@@ -191,7 +191,7 @@ class Server:
         )
 
     def _sum(self, field: str) -> float:
-        return sum(float(getattr(one, field)) for one in self.weights)
+        return sum(float(getattr(weight, field)) for weight in self.weights)
 
     def _read_weights(self, tokens: float) -> float:
         """Return the bytes of weights that a step reads, with tokens routed evenly to experts."""
@@ -199,7 +199,7 @@ class Server:
         experts, chosen = self.program.architecture.routing
         if experts:
             used = 1 - (1 - chosen / experts) ** tokens
-        return sum(one.read_bytes * (used if one.name == "experts" else 1.0) for one in self.weights)
+        return sum(weight.read_bytes * (used if weight.name == "experts" else 1.0) for weight in self.weights)
 
     def _windows(self) -> list[float]:
         """Return the most tokens that each layer sees: infinite without a window, 0 without scores."""
@@ -315,7 +315,7 @@ def plan_serving(program: Program) -> ServingPlan:
     server = server_of(program)
     kinds, held, limits = server.caches, server.weights, server.limits
     share = memory_share(serve.extra_args)
-    weight_bytes = sum(one.bytes for one in held)
+    weight_bytes = sum(weight.bytes for weight in held)
     price = serving_price(program)
     usd = None if price is None else float(price.usd_per_hour)
     benchmark = recipe.benchmark
@@ -374,7 +374,7 @@ def _comparisons(program: Program, server: Server, weight_bytes: float) -> Itera
     measurements = published.of_recipe(program.recipe, program.serve_accelerator.name)
     if measurements is None:
         return
-    text = weight_bytes - sum(one.bytes for one in server.weights if one.name == VISION)
+    text = weight_bytes - sum(weight.bytes for weight in server.weights if weight.name == VISION)
     for what, size in (("with the vision tower", weight_bytes), ("text alone", text)):
         name = f"weights on a chip, {what}"
         yield Comparison(name, "GB", measurements.weights_gb_per_chip, size / 1e9, None)
@@ -420,8 +420,8 @@ def notes(program: Program, kinds: Sequence[Cache], windows_bound: bool, share: 
     serve, accelerator = program.recipe.server, program.serve_accelerator
     assert accelerator is not None
     yield from _cache_notes(program, kinds, windows_bound)
-    if said := missing(program):
-        yield said
+    if sentence := missing(program):
+        yield sentence
     yield (
         f"vLLM takes {share:.0%} of the memory for weights and cache; the rest is for what else a step needs"
     )

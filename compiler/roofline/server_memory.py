@@ -156,11 +156,11 @@ def weights(program: Program) -> list[Weights]:
     The scales of quantization are left out; they take less than 0.1 %.
     """
     lines: dict[tuple[str, int, str], list[Weights]] = {}
-    for one in (*_text(program), *_vision(program)):
-        lines.setdefault((one.name, one.number_bytes, one.placed), []).append(one)
+    for weight in (*_text(program), *_vision(program)):
+        lines.setdefault((weight.name, weight.number_bytes, weight.placed), []).append(weight)
     figures = ("bytes", "read_bytes", "per_token", "per_sample")
     return [
-        Weights(*key, *(sum(getattr(one, name) for one in each) for name in figures))
+        Weights(*key, *(sum(getattr(weight, name) for weight in each) for name in figures))
         for key, each in lines.items()
     ]
 
@@ -369,7 +369,7 @@ def caches(program: Program) -> list[Cache]:
     for (window, heads, head_dim), layers in kinds.items():
         storing = [layer for layer in layers if not shares_cache(a, layer)]
         device_heads = -(-heads // tp)
-        one = slot_bytes(device_heads, head_dim, number_bytes)
+        slot = slot_bytes(device_heads, head_dim, number_bytes)
         out.append(
             Cache(
                 name="all" if len(layers) == a.num_layers else "local" if window else "global",
@@ -379,9 +379,9 @@ def caches(program: Program) -> list[Cache]:
                 heads=heads,
                 head_dim=head_dim,
                 device_heads=device_heads,
-                bytes_per_token=len(storing) * one,
+                bytes_per_token=len(storing) * slot,
                 unpadded_bytes_per_token=len(storing) * 2 * heads * head_dim * number_bytes / tp,
-                read_bytes_per_token=len(layers) * one,
+                read_bytes_per_token=len(layers) * slot,
             )
         )
     return [*out, *_states(program)]
@@ -393,7 +393,7 @@ def _latents(program: Program) -> Cache:
     a, number_bytes = program.architecture, DTYPES[program.recipe.server.kv_cache_dtype][1]
     latent = latent_of(a)
     assert latent is not None
-    one = sum(-(-part // LANES) * LANES for part in (latent.keys, latent.turned)) * number_bytes
+    token = sum(-(-part // LANES) * LANES for part in (latent.keys, latent.turned)) * number_bytes
     return Cache(
         name=LATENT,
         layers=a.num_layers,
@@ -402,9 +402,9 @@ def _latents(program: Program) -> Cache:
         heads=1,
         head_dim=latent.keys + latent.turned,
         device_heads=1,
-        bytes_per_token=a.num_layers * one,
+        bytes_per_token=a.num_layers * token,
         unpadded_bytes_per_token=a.num_layers * (latent.keys + latent.turned) * number_bytes,
-        read_bytes_per_token=a.num_layers * one,
+        read_bytes_per_token=a.num_layers * token,
     )
 
 
@@ -416,7 +416,7 @@ def _states(program: Program) -> list[Cache]:
     if state is None:
         return []
     layers, heads = a.layer_types.count(LINEAR) + a.layer_types.count(HYBRID), -(-state.heads // tp)
-    one = heads * state.width * state.head_dim * 4 + state.convolved / tp * (state.taps - 1) * 2
+    state_bytes = heads * state.width * state.head_dim * 4 + state.convolved / tp * (state.taps - 1) * 2
     kept = Cache(
         name="linear",
         layers=layers,
@@ -428,7 +428,7 @@ def _states(program: Program) -> list[Cache]:
         bytes_per_token=0.0,
         unpadded_bytes_per_token=0.0,
         read_bytes_per_token=0.0,
-        bytes_per_sequence=layers * one,
+        bytes_per_sequence=layers * state_bytes,
     )
     return [kept]
 

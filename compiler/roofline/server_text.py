@@ -154,17 +154,17 @@ def _loads(serving: ServingPlan) -> list[Block]:
     ]
 
 
-def _load(one: Load) -> list[str]:
-    usd = one.usd_per_million_tokens
+def _load(load: Load) -> list[str]:
+    usd = load.usd_per_million_tokens
     return [
-        f"{one.input_length:,}",
-        f"{one.output_length:,}",
-        "all at once" if one.request_rate is None else f"{one.request_rate:g}",
-        f"{one.concurrency:,.1f}",
-        one.limited_by,
-        ms_number(one.ttft_seconds),
-        ms_number(one.tpot_seconds),
-        f"{one.tokens_per_second:,.0f}",
+        f"{load.input_length:,}",
+        f"{load.output_length:,}",
+        "all at once" if load.request_rate is None else f"{load.request_rate:g}",
+        f"{load.concurrency:,.1f}",
+        load.limited_by,
+        ms_number(load.ttft_seconds),
+        ms_number(load.tpot_seconds),
+        f"{load.tokens_per_second:,.0f}",
         "no price" if usd is None else f"{usd:,.2f}",
     ]
 
@@ -180,11 +180,11 @@ def _comparisons(serving: ServingPlan) -> list[Block]:
     ]
 
 
-def _comparison(one: Comparison) -> Iterator[str]:
-    yield one.what
-    yield f"{one.published:g} {one.unit}"
-    digits = 2 if one.unit == "GB" else 1
-    for value in (one.bound, one.estimate):
+def _comparison(comparison: Comparison) -> Iterator[str]:
+    yield comparison.what
+    yield f"{comparison.published:g} {comparison.unit}"
+    digits = 2 if comparison.unit == "GB" else 1
+    for value in (comparison.bound, comparison.estimate):
         if value is not None:
-            yield f"{value:.{digits}f} {one.unit}"
-            yield f"{one.published / value:.{digits}f}"
+            yield f"{value:.{digits}f} {comparison.unit}"
+            yield f"{comparison.published / value:.{digits}f}"

@@ -73,9 +73,9 @@ class Talk:
                 )
             most = min(most, positions - len(prompt))
         tokens = self._engine.answer(prompt, most, self._say)
-        said = str(self.tokenizer.decode(tokens, skip_special_tokens=True))
-        self.messages = [*asked, {"role": "assistant", "content": said}]
-        return said
+        answer_text = str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+        self.messages = [*asked, {"role": "assistant", "content": answer_text}]
+        return answer_text
 
 
 def converse(talk: Talk) -> None:

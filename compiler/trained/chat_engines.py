@@ -176,12 +176,12 @@ class TransformersEngine:
         that file's end tokens and at the tokenizer's own, as on a server."""
         ends = self.model.generation_config.eos_token_id
         ends = {*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id} - {None}
-        given: dict[str, Any] = {"eos_token_id": sorted(ends), "pad_token_id": min(ends)} if ends else {}
+        options: dict[str, Any] = {"eos_token_id": sorted(ends), "pad_token_id": min(ends)} if ends else {}
         if self._temperature == 0:
-            given |= {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+            options |= {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
         elif self._temperature is not None:
-            given |= {"do_sample": True, "temperature": self._temperature}
-        return given
+            options |= {"do_sample": True, "temperature": self._temperature}
+        return options
 
 
 def _loaded(trained: Trained, options: Options) -> tuple[Any, Any]:

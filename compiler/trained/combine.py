@@ -71,7 +71,7 @@ def combine(asked: Combination, output: Path) -> None:
     for module in sorted({module for adapter in adapters for module in adapter.tensors}):
         having = [(a, w) for a, w in zip(adapters, asked.weights, strict=True) if module in a.tensors]
         names[module] = having[0][0].full_names[module]
-        pairs = [[torch.tensor(a.read(one)).float() for one in a.tensors[module]] for a, _ in having]
+        pairs = [[torch.tensor(a.read(name)).float() for name in a.tensors[module]] for a, _ in having]
         if len({pair[0].shape for pair in pairs}) > 1:
             ranks = ", ".join(str(len(pair[0])) for pair in pairs)
             raise ArtifactError(
@@ -151,7 +151,7 @@ def _copied(adapters: Iterable[Any], keys: str, values: str) -> bool:
     """Return whether in all adapters v_proj has the A and B of k_proj, as merge.py writes them for vLLM."""
 
     def both(adapter: Any, module: str) -> list[Any]:
-        return [adapter.read(one).tolist() for one in adapter.tensors.get(module, ())]
+        return [adapter.read(tensor).tolist() for tensor in adapter.tensors.get(module, ())]
 
     return all(both(adapter, keys) == both(adapter, values) for adapter in adapters)
 

@@ -85,7 +85,7 @@ def plan(folder: Path, repo: str, branch: str = MAIN, public: bool = False) -> P
         if public:
             raise ArtifactError(f"{repo} exists and is private", "leave --public out, or change it there")
         raise ArtifactError(f"{repo} exists and is public", "--public confirms that everyone may read it")
-    there = [str(one.rfilename) for one in about.siblings or ()]
+    there = [str(sibling.rfilename) for sibling in about.siblings or ()]
     kept = tuple(name for name in there if name not in files and name != ".gitattributes")
     if stale := next((name for name in kept if name.endswith(WEIGHTS)), None):
         raise ArtifactError(

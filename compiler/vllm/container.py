@@ -135,8 +135,8 @@ def container(recipe: Recipe, family: str) -> Container:
     """
     serve = recipe.server
     model, adapter = model_weights(recipe), adapter_weights(recipe)
-    given = server_flags(recipe, family).items()
-    flags = tuple(tuple(words) for name, value in given if (words := vllm.words(name, value)))
+    server_options = server_flags(recipe, family).items()
+    flags = tuple(tuple(words) for name, value in server_options if (words := vllm.words(name, value)))
     environment = server_environment(serve, offline=model.local)
     volumes, fetches = _volumes(model, adapter, environment)
     target = model.address if model.kind == "hub" else MODEL

@@ -243,7 +243,7 @@ def abbreviated(name: str) -> list[Flag]:
 def _unknown(name: str, flag: str) -> FlagProblem:
     if flag in RENAMED:
         return _renamed(flag, _spelled(name, RENAMED[flag]))
-    short = next((one.name for one in flags().values() if flag in one.short), None)
+    short = next((known.name for known in flags().values() if flag in known.short), None)
     if short is not None:
         return _renamed(flag, _spelled(name, short))
     stands_for = abbreviated(flag)
@@ -259,8 +259,8 @@ def _unknown(name: str, flag: str) -> FlagProblem:
         )
     known = sorted({known for flag in flags().values() for known in _names(flag)})
     close = [flag.name for flag in stands_for[:3]] or difflib.get_close_matches(flag, known, 3, 0.75)
-    spelled = [_spelled(name, one) for one in close]
-    suggestion = f"did you mean {listing((f'`{one}`' for one in spelled), 'or')}?" if close else None
+    spelled = [_spelled(name, candidate) for candidate in close]
+    suggestion = f"did you mean {listing((f'`{word}`' for word in spelled), 'or')}?" if close else None
     return FlagProblem(
         "unknown",
         f"vLLM {version()} has no flag --{flag}",
@@ -311,7 +311,7 @@ def _refused(flag: Flag, name: str, value: Any) -> FlagProblem | None:
             message = f"`{name}` is an empty list, and takes at least one value"
             return FlagProblem("value", message, f"give {_asks(flag)}, or remove it")
     if isinstance(value, list) and not _takes_json(flag.name):
-        listed = [_word_of(one) for one in value]
+        listed = [_word_of(item) for item in value]
         dashes = [word for word in listed if word.startswith("-") and not re.fullmatch(r"-\d+", word)]
         if dashes:
             return FlagProblem(

@@ -82,7 +82,7 @@ class WatchedRun(LiveRun):
             return
         mean = sum(self._recent) / max(1, len(self._recent))
         if len(self._recent) >= ENOUGH and loss > RATIO * mean:
-            spread = math.sqrt(sum((one - mean) ** 2 for one in self._recent) / len(self._recent))
+            spread = math.sqrt(sum((loss - mean) ** 2 for loss in self._recent) / len(self._recent))
             if loss > mean + SPREADS * spread:
                 self._problems.append(f"step {step:,}: the loss jumped to {loss:.4g}, from {mean:.4g}")
         self._recent.append(loss)
@@ -229,7 +229,7 @@ def screen(console: Console, runs: Sequence[WatchedRun], note: str = "", whole: 
     used = len(console.render_lines(Group(*facts), options)) + len(facts)
     rows = (console.height - used) // max(1, len(facts)) - 1 if whole else LEAST + 2
     plots = [_plot(run, options, min(rows, MOST)) for run in runs]
-    shown = [Group(one, *plot, "") for one, plot in zip(facts, plots, strict=True)]
+    shown = [Group(fact, *plot, "") for fact, plot in zip(facts, plots, strict=True)]
     lines = console.render_lines(Group(*shown), options, pad=False)[:-1]
     lines = lines[: console.height - 1] if whole else lines
     last = console.render_lines(_cut(note, "dim", options), options, pad=False, new_lines=True)[0]
@@ -303,7 +303,7 @@ class Watch:
 
     def update(self) -> bool:
         """Read all runs; return whether there is nothing left to wait for."""
-        folders = [folder for given in self._folders for folder in given.runs()]
+        folders = [folder for watched in self._folders for folder in watched.runs()]
         self.runs = [self._found.setdefault(folder.name, WatchedRun(folder)) for folder in folders]
         for run in self.runs:
             run.update()

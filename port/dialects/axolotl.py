@@ -210,8 +210,8 @@ def _objective(run: Run) -> Says:
 
 def _section(keys: Keys) -> Keys:
     """Return the keys of `trl`, with the defaults of the trainer where Axolotl has none."""
-    own = {key: value for key, value in defaults_of(NAME, "TRLConfig").items() if value is not None}
-    return keys.below("trl", {**defaults_of("trl", "grpo"), "max_completion_length": None, **own})
+    settings = {key: value for key, value in defaults_of(NAME, "TRLConfig").items() if value is not None}
+    return keys.below("trl", {**defaults_of("trl", "grpo"), "max_completion_length": None, **settings})
 
 
 def _groups(keys: Keys) -> Says:

@@ -153,8 +153,8 @@ def _stream(run: Run) -> Says:
 
 def _defaults(objective: str) -> dict[str, Any]:
     sections = (objective, "script", "model", "mixture")
-    own = {} if objective in GROUPS else {"loss_type": None}
-    return {**defaults_of("trl", *sections), "optim": "adamw_torch_fused", **own}
+    settings = {} if objective in GROUPS else {"loss_type": None}
+    return {**defaults_of("trl", *sections), "optim": "adamw_torch_fused", **settings}
 
 
 def _launch(run: Run) -> Says:

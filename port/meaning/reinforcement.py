@@ -142,15 +142,15 @@ def _rloo(keys: Keys, beta: float) -> Says:
 
 def say_sampling(keys: Keys) -> Says:
     """State how tokens are drawn. `generation_kwargs` overrides the keys of its names."""
-    given = keys.mapping("generation_kwargs")
+    sampling = keys.mapping("generation_kwargs")
     for key, idle in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
-        value = as_number(given.get(key, keys.value(key))) or idle
+        value = as_number(sampling.get(key, keys.value(key))) or idle
         value = 0 if key == "top_k" and value < 0 else int(value) if key == "top_k" else value
         sets = {f"{GRPO}.{key}": value} if value != idle else None
         yield keys.same(key, sets, "" if sets else "all tokens may be drawn")
-        if key in given and sets:
+        if key in sampling and sets:
             yield keys.sets(f"{GRPO}.{key}", value, "generation_kwargs")
-    temperature = as_number(given.get("temperature"))
+    temperature = as_number(sampling.get("temperature"))
     if temperature is not None:
         yield keys.sets(f"{GRPO}.temperature", temperature, "generation_kwargs")
         yield keys.same("temperature", note="generation_kwargs has another one")
@@ -158,10 +158,10 @@ def say_sampling(keys: Keys) -> Says:
         yield keys.say("temperature", {f"{GRPO}.temperature": keys.number("temperature")})
     alike: Mapping[str, Any] = {"do_sample": True, "repetition_penalty": 1.0}
     names = ("temperature", "top_p", "top_k", "min_p")
-    others = [name for name, value in given.items() if name not in names and value != alike.get(name, ())]
+    others = [name for name, value in sampling.items() if name not in names and value != alike.get(name, ())]
     if others:
         yield keys.learned("generation_kwargs", (), f"recipec has no setting for {listing(others)}")
-    yield keys.same("generation_kwargs", note="part of train.grpo" if given else "none")
+    yield keys.same("generation_kwargs", note="part of train.grpo" if sampling else "none")
 
 
 def say_draws(keys: Keys, accumulation: int, per_step: int) -> Says:

@@ -247,8 +247,8 @@ def say_rows(keys: Keys, script: Script) -> Statements[str]:
     rows = script.rows or Rows()
     several = isinstance(rows.content, dict) or script.objective != "sft"
     prompts = script.objective in ("grpo", "rloo")
-    made = _prompts if prompts else _answers if several else _sft
-    form, fields, body = made(rows.content)
+    sayer = _prompts if prompts else _answers if several else _sft
+    form, fields, body = sayer(rows.content)
     sets: dict[str, Any] = {"data.format": form}
     if fields:
         sets["data.fields"] = fields

@@ -39,7 +39,7 @@ def main() -> int:
 
 def catalog(wheels: Path) -> dict[str, Any]:
     """Return all tools: {"swift": {"version": ..., "templates": {name: row or reason}}}."""
-    made = {
+    rows = {
         "llamafactory": (Package("llamafactory", wheels), llamafactory),
         "swift": (Package("ms_swift", wheels), swift),
         "axolotl": (Package("axolotl", wheels), axolotl),
@@ -48,7 +48,7 @@ def catalog(wheels: Path) -> dict[str, Any]:
     }
     return {
         tool: {"version": package.version, "templates": dict(sorted(read(package).items()))}
-        for tool, (package, read) in made.items()
+        for tool, (package, read) in rows.items()
     }
 
 
@@ -75,64 +75,68 @@ in the first user message."""
 def llamafactory(package: Package) -> dict[str, Row | str]:
     out: dict[str, Row | str] = {}
     for call in calls(package.tree("llamafactory/data/template.py"), "register_template"):
-        given = {word.arg: word.value for word in call.keywords}
-        kind = ast.unparse(given["template_class"]) if "template_class" in given else "Template"
-        name = ast.literal_eval(given["name"])
+        arguments = {word.arg: word.value for word in call.keywords}
+        kind = ast.unparse(arguments["template_class"]) if "template_class" in arguments else "Template"
+        name = ast.literal_eval(arguments["name"])
         try:
-            out[name] = _llamafactory(given, kind)
+            out[name] = _llamafactory(arguments, kind)
         except ValueError as error:
             out[name] = str(error)
     return out
 
 
-def _llamafactory(given: Mapping[str, ast.expr], kind: str) -> Row:
+def _llamafactory(arguments: Mapping[str, ast.expr], kind: str) -> Row:
     if kind not in CLASSES:
         raise ValueError(f"{kind} writes it with its own code")
 
     def slots(key: str, default: str) -> str:
-        if key not in given:
+        if key not in arguments:
             return default
-        call = given[key]
+        call = arguments[key]
         assert isinstance(call, ast.Call)
-        (found,) = (word.value for word in call.keywords if word.arg == "slots")
-        assert isinstance(found, ast.List)
-        return "".join(map(_slot, found.elts)).replace("{{content}}", "{}")
+        (slot_list,) = (word.value for word in call.keywords if word.arg == "slots")
+        assert isinstance(slot_list, ast.List)
+        return "".join(map(_slot, slot_list.elts)).replace("{{content}}", "{}")
 
-    efficient = "efficient_eos" in given and ast.literal_eval(given["efficient_eos"])
+    efficient = "efficient_eos" in arguments and ast.literal_eval(arguments["efficient_eos"])
     user, opening = split(slots("format_user", "{}"))
     thought = ("<think>\n", "\n</think>\n\n")
-    made = {
+    call_argument = {
         "user": user,
         "assistant": slots("format_assistant", "{}" if efficient else "{}{eos_token}"),
         "opening": opening,
         "system": slots("format_system", "{}"),
         "prefix": slots("format_prefix", ""),
-        "default_system": ast.literal_eval(given["default_system"]) if "default_system" in given else "",
+        "default_system": ast.literal_eval(arguments["default_system"])
+        if "default_system" in arguments
+        else "",
         "in_user": kind == "Llama2Template",
-        "thought": (ast.literal_eval(given["thought_words"]) if "thought_words" in given else thought)
+        "thought": (ast.literal_eval(arguments["thought_words"]) if "thought_words" in arguments else thought)
         if kind == "ReasoningTemplate"
         else None,
         "last": "{eos_token}" if efficient else "",
     }
-    if "replace_eos" in given:  # the first stop word replaces the tokenizer's end token
-        stop = ast.literal_eval(given["stop_words"])[0]
-        made = {k: v.replace("{eos_token}", stop) if isinstance(v, str) else v for k, v in made.items()}
-    return row(made)
+    if "replace_eos" in arguments:  # the first stop word replaces the tokenizer's end token
+        stop = ast.literal_eval(arguments["stop_words"])[0]
+        call_argument = {
+            k: v.replace("{eos_token}", stop) if isinstance(v, str) else v for k, v in call_argument.items()
+        }
+    return row(call_argument)
 
 
 def _slot(node: ast.expr) -> str:
-    found = ast.literal_eval(node)
-    if isinstance(found, set):
-        return "".join(f"{{{name}}}" for name in found if name in ("bos_token", "eos_token"))
-    if isinstance(found, dict):
+    value = ast.literal_eval(node)
+    if isinstance(value, set):
+        return "".join(f"{{{name}}}" for name in value if name in ("bos_token", "eos_token"))
+    if isinstance(value, dict):
         raise ValueError("it names the tokens of its markers, whatever the tokenizer has")
-    return str(found)
+    return str(value)
 
 
-def row(made: Mapping[str, Any]) -> Row:
+def row(values: Mapping[str, Any]) -> Row:
     """Drop values that equal their defaults."""
     default = {field.name: field.default for field in fields(Turns)}
-    return {key: value for key, value in made.items() if value != default[key]}
+    return {key: value for key, value in values.items() if value != default[key]}
 
 
 def split(turn: str) -> tuple[str, str]:
@@ -171,21 +175,23 @@ def swift(package: Package) -> dict[str, Row | str]:
     kinds = _constants(package.tree("swift/template/constant.py").body)
     every = {name: text for module in modules.values() for name, text in _constants(module.body).items()}
     scopes = {path: {**every, **_constants(module.body)} for path, module in modules.items()}
-    own: dict[str, Names] = {}
+    meta_names: dict[str, Names] = {}
     classes = package.classes("swift/template/template_meta.py", "swift/template/base.py")
     for path, module in modules.items():
-        found = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
-        classes |= found
-        own |= dict.fromkeys(found, scopes[path])
+        class_nodes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
+        classes |= class_nodes
+        meta_names |= dict.fromkeys(class_nodes, scopes[path])
     out: dict[str, Row | str] = {}
     for path, module in modules.items():
         for call in calls(module, "register_template"):
-            (made,) = call.args
-            assert isinstance(made, ast.Call)
-            (title,) = made.args[:1] or [word.value for word in made.keywords if word.arg == "template_type"]
+            (argument,) = call.args
+            assert isinstance(argument, ast.Call)
+            (title,) = argument.args[:1] or [
+                word.value for word in argument.keywords if word.arg == "template_type"
+            ]
             name = kinds.get(ast.unparse(title).rpartition(".")[2]) or ast.literal_eval(title)
             try:
-                out[name] = _swift(_meta(made, classes, own, scopes[path]), classes)
+                out[name] = _swift(_meta(argument, classes, meta_names, scopes[path]), classes)
             except ValueError as error:
                 out[name] = str(error)
     return out
@@ -199,8 +205,8 @@ def _constants(body: Iterable[ast.stmt]) -> dict[str, str]:
             out |= _constants(node.body)
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             with suppress(ValueError):
-                if isinstance(found := ast.literal_eval(node.value), str):
-                    out[node.targets[0].id] = found
+                if isinstance(value := ast.literal_eval(node.value), str):
+                    out[node.targets[0].id] = value
     return out
 
 
@@ -208,7 +214,7 @@ Names = Mapping[str, str]
 
 
 def _meta(
-    call: ast.Call, classes: Mapping[str, ast.ClassDef], own: Mapping[str, Names], names: Names
+    call: ast.Call, classes: Mapping[str, ast.ClassDef], module_names: Mapping[str, Names], names: Names
 ) -> dict[str, Any]:
     """Return the fields of a TemplateMeta: those that the call gives, over its class's.
 
@@ -217,24 +223,26 @@ def _meta(
         names: the texts that names stand for where the call is.
     """
     order: dict[str, None] = {}
-    given: dict[str, tuple[ast.expr, Names]] = {}
+    arguments: dict[str, tuple[ast.expr, Names]] = {}
     for base in reversed(lineage(classes, ast.unparse(call.func))):
         for node in classes[base].body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 order[node.target.id] = None
-                given |= {node.target.id: (node.value, own.get(base, names))} if node.value else {}
-    told = dict(zip(list(order)[1:], call.args[1:], strict=False))
-    told |= {word.arg: word.value for word in call.keywords if word.arg}
-    given |= {key: (value, names) for key, value in told.items()}
-    return {key: _meant(key, *value) for key, value in given.items()}
+                arguments |= (
+                    {node.target.id: (node.value, module_names.get(base, names))} if node.value else {}
+                )
+    positional = dict(zip(list(order)[1:], call.args[1:], strict=False))
+    positional |= {word.arg: word.value for word in call.keywords if word.arg}
+    arguments |= {key: (value, names) for key, value in positional.items()}
+    return {key: _meant(key, *value) for key, value in arguments.items()}
 
 
 def _meant(key: str, node: ast.expr, names: Names) -> Any:
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "field":
-        (made,) = (word.value for word in node.keywords)
-        if ast.unparse(made) == "list":
+        (argument,) = (word.value for word in node.keywords)
+        if ast.unparse(argument) == "list":
             return []
-        node = made.body if isinstance(made, ast.Lambda) else made
+        node = argument.body if isinstance(argument, ast.Lambda) else argument
     if key in ("template_cls", "agent_template"):
         return ast.unparse(node)
     if isinstance(node, ast.Name) and node.id in names:
@@ -248,8 +256,8 @@ def _meant(key: str, node: ast.expr, names: Names) -> Any:
 def _swift(meta: Mapping[str, Any], classes: Mapping[str, ast.ClassDef]) -> Row:
     """Return the row of a template that learns answers, and also its suffix after each answer."""
     for base in lineage(classes, meta["template_cls"]):
-        own = {node.name for node in classes[base].body if isinstance(node, ast.FunctionDef)}
-        if base != "Template" and own.intersection(OWN_WAY):
+        methods = {node.name for node in classes[base].body if isinstance(node, ast.FunctionDef)}
+        if base != "Template" and methods.intersection(OWN_WAY):
             raise ValueError(f"{base} writes it with its own code")
     empty = meta["non_thinking_prefix"]
     if meta["preserve_thinking"] is False:
@@ -334,11 +342,11 @@ def unsloth_texts(package: Package) -> dict[str, str]:
     for node in package.tree("unsloth/chat_templates.py").body:
         for name, assigned in _assignments(node):
             (target,) = assigned.targets
-            found = _evaluated(assigned.value, texts, tables)
+            value = _evaluated(assigned.value, texts, tables)
             if isinstance(target, ast.Name):
-                texts[target.id] = found
+                texts[target.id] = value
             elif isinstance(target, ast.Subscript) and ast.unparse(target.value) in tables:
-                tables[ast.unparse(target.value)][name or ast.literal_eval(target.slice)] = found
+                tables[ast.unparse(target.value)][name or ast.literal_eval(target.slice)] = value
     systems = tables["DEFAULT_SYSTEM_MESSAGE"]
     quoted = {
         name: str(system or "").replace("\\'", "'").replace("'", "\\'") for name, system in systems.items()
@@ -370,7 +378,7 @@ def _evaluated(node: ast.expr, texts: Mapping[str, Any], tables: Mapping[str, Ma
         case ast.Tuple(elts=[first, *_]):
             return _evaluated(first, texts, tables)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            parts = [_evaluated(each, texts, tables) for each in (left, right)]
+            parts = [_evaluated(part, texts, tables) for part in (left, right)]
             return "".join(parts) if all(isinstance(part, str) for part in parts) else None
         case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=key)) if name in tables:
             return tables[name].get(key)
@@ -393,13 +401,13 @@ def turns(jinja: str, learned: Callable[[Row], Row] = dict) -> Row | str:
         return "it writes the date of the run"
     try:
         template = ChatTemplate(jinja, {"bos_token": BOS, "eos_token": EOS})
-        made = learned(row(_probed(template)))
-        _same(template, made)
+        described = learned(row(_probed(template)))
+        _same(template, described)
     except Refused:
         return "it refuses a plain conversation"
     except ValueError as error:
         return str(error)
-    return made
+    return described
 
 
 class Refused(Exception):
@@ -439,16 +447,16 @@ def _probed(template: ChatTemplate) -> Row:
             raise ValueError("its last answer ends differently")
     prefix = before.removesuffix(head)
     user, opens = split(f"{head}{{}}{opening}")
-    made = {"user": user, "opening": opens, "assistant": "{}" + tail, "between": between, "last": last}
+    texts = {"user": user, "opening": opens, "assistant": "{}" + tail, "between": between, "last": last}
     asked = _texts(template, TALK[:1], opened=True)[1]
     if asked != opening:
-        made["generation"] = asked.removeprefix(after := user.partition("{}")[2])
+        texts["generation"] = asked.removeprefix(after := user.partition("{}")[2])
         if not asked.startswith(after):
             raise ValueError("it opens an answer differently if it asks for one")
     if len(prefix) > LONGEST:
         raise ValueError("its beginning is too long to write out")
-    made["trims"] = tuple(role for role in ROLES if _trims(template, role))
-    return made | _system(template, prefix, head)
+    texts["trims"] = tuple(role for role in ROLES if _trims(template, role))
+    return texts | _system(template, prefix, head)
 
 
 def _system(template: ChatTemplate, prefix: str, head: str) -> Row:
@@ -479,22 +487,25 @@ def _system(template: ChatTemplate, prefix: str, head: str) -> Row:
 
 def _trims(template: ChatTemplate, role: str) -> bool:
     plain = TOLD if role == "system" else TALK
-    talk = [{**each, "content": f" {each['content']} "} if each["role"] == role else each for each in plain]
+    talk = [
+        {**message, "content": f" {message['content']} "} if message["role"] == role else message
+        for message in plain
+    ]
     try:
         return f" \2{role}0\2 " not in _render(template, talk)
     except Refused:
         return False
 
 
-def _same(template: ChatTemplate, made: Row) -> None:
+def _same(template: ChatTemplate, described: Row) -> None:
     """Check that the row's own Jinja writes the same as the template; raise ValueError otherwise."""
-    ours = ChatTemplate(written(turns_of(made)), {"bos_token": BOS, "eos_token": EOS})
-    told = [] if made.get("system") == "" else [TOLD]
-    for talk in (part[:end] for part in (TALK, *told) for end in range(2, len(part) + 1)):
+    ours = ChatTemplate(written(turns_of(described)), {"bos_token": BOS, "eos_token": EOS})
+    stated = [] if described.get("system") == "" else [TOLD]
+    for talk in (part[:end] for part in (TALK, *stated) for end in range(2, len(part) + 1)):
         for form, why in FORMS.items():
-            each = [{**each, "content": form.format(each["content"])} for each in talk]
+            messages = [{**message, "content": form.format(message["content"])} for message in talk]
             opened = talk[-1]["role"] == "user"
-            if _render(template, each, opened) != _render(ours, each, opened):
+            if _render(template, messages, opened) != _render(ours, messages, opened):
                 raise ValueError(why)
 
 
@@ -507,11 +518,11 @@ FORMS = {
 """Forms of a message, and what the template does if it then differs from the row."""
 
 
-def _ended(made: Row) -> Row:
+def _ended(described: Row) -> Row:
     """Move the blanks after an answer out of the learned text."""
-    answer = made["assistant"].rstrip()
-    blanks = made["assistant"].removeprefix(answer)
-    return made | ({"assistant": answer, "after": blanks} if blanks else {})
+    answer = described["assistant"].rstrip()
+    blanks = described["assistant"].removeprefix(answer)
+    return described | ({"assistant": answer, "after": blanks} if blanks else {})
 
 
 if __name__ == "__main__":

@@ -48,10 +48,10 @@ CALLS = {"from_pretrained": "model", "get_peft_model": "lora", "SFTConfig": "tra
 """The calls, by the names under which port groups their arguments."""
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="docs/coming-from.md")
     parser.add_argument("command", choices=["write"], help="write the tables")
-    parser.parse_args(given)
+    parser.parse_args(argv)
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 
@@ -71,27 +71,31 @@ def tables(tool: str) -> str:
     for key, value in tried["keys"].items():
         run = {**tried["run"], **tried.get("with", {}).get(key, {}), key: value}
         findings, ledger = ported(tool, run, key)
-        given = _code(f"{key.replace('.', '(')}={value!r})" if tool == "unsloth" else f"{key}: {flow(value)}")
-        paths = [path for each in findings for path in each.recipe if path in ledger.lines]
-        error = next((each.code for each in ledger.diagnostics if each.severity == "error"), "")
-        note = "; ".join(dict.fromkeys(each.note for each in findings if each.note and each.span))
-        verdict = max((each.verdict for each in findings if each.span), key=SEVERITY.index)
+        shown = _code(f"{key.replace('.', '(')}={value!r})" if tool == "unsloth" else f"{key}: {flow(value)}")
+        paths = [path for finding in findings for path in finding.recipe if path in ledger.lines]
+        error = next(
+            (diagnostic.code for diagnostic in ledger.diagnostics if diagnostic.severity == "error"), ""
+        )
+        note = "; ".join(dict.fromkeys(finding.note for finding in findings if finding.note and finding.span))
+        verdict = max((finding.verdict for finding in findings if finding.span), key=SEVERITY.index)
         if paths and not error:
-            made = "<br>".join(_set(path, ledger) for path in dict.fromkeys(paths))
-            said = "" if verdict is Verdict.EXACT else f"{verdict.value}: {note}" if note else verdict.value
-            rows.append(f"| {given} | {made} | {_cell(said)} |")
+            cells = "<br>".join(_set(path, ledger) for path in dict.fromkeys(paths))
+            differs = (
+                "" if verdict is Verdict.EXACT else f"{verdict.value}: {note}" if note else verdict.value
+            )
+            rows.append(f"| {shown} | {cells} | {_cell(differs)} |")
         elif verdict is Verdict.EXACT and not error:
-            needless.append(given)
+            needless.append(shown)
         else:
             why = re.sub("^`[^`]+` changes what is learned: ", "", note)
-            others.setdefault((error or verdict.value, why), []).append(given)
+            others.setdefault((error or verdict.value, why), []).append(shown)
     ranks = [verdict.value for verdict in SEVERITY]
-    order = sorted(others, key=lambda each: -ranks.index(each[0]) if each[0] in ranks else -len(ranks))
+    order = sorted(others, key=lambda group: -ranks.index(group[0]) if group[0] in ranks else -len(ranks))
     lines = ["| key | in the recipe | differs |", "|---|---|---|", *rows]
     lines += ["", "| key without a counterpart | verdict | why |", "|---|---|---|"]
     for verdict_, why in order:
-        said = verdict_ if verdict_ in ranks else f"error {verdict_}"
-        lines.append(f"| {'<br>'.join(others[verdict_, why])} | {said} | {_cell(why)} |")
+        differs = verdict_ if verdict_ in ranks else f"error {verdict_}"
+        lines.append(f"| {'<br>'.join(others[verdict_, why])} | {differs} | {_cell(why)} |")
     if needless:
         lines += ["", f"Also exact, without a key of their own in the recipe: {', '.join(needless)}."]
     return "\n".join(lines) + "\n"
@@ -112,9 +116,11 @@ def ported(tool: str, run: Mapping[str, Any], key: str) -> tuple[list[Finding], 
     if tool == "unsloth":
         call, _, name = key.partition(".")
         key = RENAMED[CALLS[call]].get(name, name)
-    found = [each for each in ledger.findings if re.match(rf"{re.escape(key)}(?![^.\[])", each.key)]
-    assert found, f"{tool}: nothing is said of {key}"
-    return found, ledger
+    findings = [
+        finding for finding in ledger.findings if re.match(rf"{re.escape(key)}(?![^.\[])", finding.key)
+    ]
+    assert findings, f"{tool}: nothing is said of {key}"
+    return findings, ledger
 
 
 def _source(tool: str, run: Mapping[str, Any], folder: Path) -> Source:

@@ -79,8 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="every file, in place of the table")
     asked = parser.parse_args(arguments)
-    found = [config for folder in asked.folders for config in configs(folder)]
-    print(json.dumps([asdict(config) for config in found], indent=1) if asked.json else table(found))
+    every = [config for folder in asked.folders for config in configs(folder)]
+    print(json.dumps([asdict(config) for config in every], indent=1) if asked.json else table(every))
 
 
 def configs(folder: Path) -> Iterator[Config]:
@@ -119,14 +119,14 @@ def examined(path: Path, folder: Path, place: Path) -> Config:
     for machine in MACHINES:
         sets = (SETS.get(dialect.NAME, "output_dir=gs://bucket/run"),) if machine != MACHINES[0] else ()
         asked = Asked(from_name(machine), None, place=place / "recipe.yaml", sets=sets)
-        made = port(files, asked)
-        if any(d.code == "E1172" for d in made.diagnostics) and script:
-            made = port(files, Asked(from_name(machine), None, place=asked.place, sets=sets, script=script))
-        if not any(d.code == E1111 for d in made.diagnostics):
+        ported = port(files, asked)
+        if any(d.code == "E1172" for d in ported.diagnostics) and script:
+            ported = port(files, Asked(from_name(machine), None, place=asked.place, sets=sets, script=script))
+        if not any(d.code == E1111 for d in ported.diagnostics):
             break
-    if made.whole:
+    if ported.whole:
         return Config(name, dialect.TITLE)
-    return Config(name, dialect.TITLE, *_reason(made))
+    return Config(name, dialect.TITLE, *_reason(ported))
 
 
 def trains(dialect: str, source: Source) -> bool:
@@ -160,28 +160,28 @@ def _beside(dialect: str, source: Source, folder: Path) -> list[Path]:
         where = f"{source.get('dataset_dir', 'data')}/dataset_info.json"
     if not dialect.startswith("llamafactory") or not isinstance(where, str):
         return []
-    above = [each for each in source.path.parents if each == folder or folder in each.parents]
-    found = [each / where for each in above]
-    return [path for path in found if path.is_file()][:1]
+    above = [parent for parent in source.path.parents if parent == folder or folder in parent.parents]
+    candidates = [parent / where for parent in above]
+    return [path for path in candidates if path.is_file()][:1]
 
 
-def _reason(made: Ported) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    codes, errors = _of(made.diagnostics)
+def _reason(ported: Ported) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    codes, errors = _of(ported.diagnostics)
     for reason, of in REASONS.items():
         if not of or any(code in of for code in codes):
             return reason, codes, errors
     raise AssertionError
 
 
-def _of(found: Iterable[Diagnostic]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _of(diagnostics: Iterable[Diagnostic]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the codes and messages of the errors."""
-    errors = [d for d in found if d.severity == "error"]
+    errors = [d for d in diagnostics if d.severity == "error"]
     return tuple(dict.fromkeys(d.code for d in errors)), tuple(d.message for d in errors)
 
 
-def table(found: Sequence[Config]) -> str:
+def table(all_configs: Sequence[Config]) -> str:
     """Return two tables in Markdown: the shares by dialect, and the reasons."""
-    runs = [config for config in found if config.dialect]
+    runs = [config for config in all_configs if config.dialect]
     columns = ("dialect", "carried", "of all", "of those on text with a supported objective")
     lines = [f"| {' | '.join(columns)} | of those, with a known model |", "|---|---|---|---|---|"]
     for title in [*dict.fromkeys(config.dialect for config in runs), "all"]:
@@ -194,7 +194,7 @@ def table(found: Sequence[Config]) -> str:
     lines += ["", "| reason | configs |", "|---|---|"]
     counts = Counter(config.reason for config in runs)
     lines += [f"| {reason} | {counts[reason]} |" for reason in REASONS if counts[reason]]
-    others = Counter(config.reason for config in found if not config.dialect)
+    others = Counter(config.reason for config in all_configs if not config.dialect)
     lines += [
         "",
         "Not counted: " + ", ".join(f"{count} {reason}" for reason, count in sorted(others.items())),

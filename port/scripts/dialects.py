@@ -63,9 +63,9 @@ class Package:
     def __init__(self, name: str, folder: Path | None = None, distribution: str = "") -> None:
         self.name = name
         if folder is None:
-            found = importlib.util.find_spec(name)
-            assert found is not None and found.origin is not None, f"{name} is not installed"
-            self.root = Path(found.origin).parent.parent
+            spec = importlib.util.find_spec(name)
+            assert spec is not None and spec.origin is not None, f"{name} is not installed"
+            self.root = Path(spec.origin).parent.parent
             self.version = metadata.version(distribution or name)
             self.wheel = None
         else:
@@ -170,12 +170,12 @@ def _archived(folder: Path, package: Package, pattern: str) -> dict[str, Any]:
     """Return the YAML or JSON files of a tool's source archive, by path."""
     root = f"{package.name}-{package.version}"
     with tarfile.open(folder / f"{root}.tar.gz") as archive:
-        found = {
+        names = {
             member.name.removeprefix(f"{root}/"): archive.extractfile(member)
             for member in archive
             if PurePosixPath(member.name).match(f"{root}/{pattern}")
         }
-        return {path: yaml.safe_load(file.read()) for path, file in sorted(found.items()) if file}
+        return {path: yaml.safe_load(file.read()) for path, file in sorted(names.items()) if file}
 
 
 def _llamafactory(package: Package, training: Mapping[str, ast.ClassDef], archives: Path) -> dict[str, Any]:
@@ -277,9 +277,9 @@ def _torchtune(package: Package) -> dict[str, Any]:
         folder = (
             path.rsplit("/", 1)[0] if path.rsplit("/", 1)[1].startswith("_") else path.removesuffix(".py")
         )
-        found = functions(package.tree(path), built)
-        built |= found
-        for name, keys in found.items():
+        builders = functions(package.tree(path), built)
+        built |= builders
+        for name, keys in builders.items():
             sections[f"{folder.replace('/', '.')}.{name}"] = keys
     for name in ("full_finetune_distributed", "lora_finetune_distributed"):
         sections[name] = dict(sorted({**sections[name], **VALIDATED}.items()))
@@ -309,16 +309,18 @@ MARK = "\N{WHITE SQUARE}"
 def _styles(module: ast.Module) -> Keys:
     """Return what litgpt's prompt styles write before an answer, by name: str.format templates with
     {instruction}. The classes of this one file are executed, without any import."""
-    kept = [node for node in module.body if isinstance(node, ast.ClassDef | ast.AnnAssign)]
-    given: dict[str, Any] = {"dumps": json.dumps, "abstractmethod": lambda method: method}
+    kept: list[ast.stmt] = [
+        node for node in module.body if isinstance(node, ast.ClassDef | ast.AnnAssign)
+    ]
+    namespace: dict[str, Any] = {"dumps": json.dumps, "abstractmethod": lambda method: method}
     future = compile("from __future__ import annotations", "", "exec").co_flags
-    exec(compile(ast.Module(kept, []), "prompts.py", "exec", future, dont_inherit=True), given)
-    made: Keys = {}
-    for name, style in given["prompt_styles"].items():
+    exec(compile(ast.Module(kept, []), "prompts.py", "exec", future, dont_inherit=True), namespace)
+    styles: Keys = {}
+    for name, style in namespace["prompt_styles"].items():
         text = style().apply(MARK, input=MARK)
         if text.count(MARK) == 1:
-            made[name] = ["str", text.replace("{", "{{").replace("}", "}}").replace(MARK, "{instruction}")]
-    return made
+            styles[name] = ["str", text.replace("{", "{{").replace("}", "}}").replace(MARK, "{instruction}")]
+    return styles
 
 
 def _maxtext(package: Package) -> dict[str, Any]:
@@ -367,9 +369,9 @@ def _automodel(package: Package) -> dict[str, Any]:
         for node in ast.walk(package.tree(f"{root}/training/step_scheduler.py"))
         if isinstance(node, ast.FunctionDef) and node.name == "__init__"
     )
-    given = ("self", "dp_size", "dataloader", "process_group")
+    parameters = ("self", "dp_size", "dataloader", "process_group")
     sections = {
-        "step_scheduler": {key: e for key, e in _parameters(steps.args) if key not in given},
+        "step_scheduler": {key: e for key, e in _parameters(steps.args) if key not in parameters},
         "peft": fields(classes, "PeftConfig"),
         "lr_scheduler": fields(classes, "LRSchedulerConfig"),
         "chat": fields(classes, "ChatDatasetConfig"),
@@ -393,13 +395,17 @@ def _swift(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, 
     classes["HfSeq2SeqTrainingArguments"] = training["Seq2SeqTrainingArguments"]
     mixin = fields(classes, "TrainArgumentsMixin")
     sft = {**fields(training, "Seq2SeqTrainingArguments"), **mixin, **fields(classes, "SftArguments")}
-    own = fields(classes, "RLHFArguments")
-    rlhf = {key: entry for key, entry in own.items() if key not in sft or key in ("loss_scale", "loss_type")}
+    rlhf_fields = fields(classes, "RLHFArguments")
+    rlhf = {
+        key: entry
+        for key, entry in rlhf_fields.items()
+        if key not in sft or key in ("loss_scale", "loss_type")
+    }
     models, sets = {}, {}
     for name in SWIFT_MODELS:
         for call in calls(package.tree(f"swift/model/models/{name}.py"), "Model"):
             ids = [_value(argument) for argument in call.args]
-            if len(ids) == 2 and all(isinstance(one, str) for one in ids) and ids[0] != ids[1]:
+            if len(ids) == 2 and all(isinstance(identifier, str) for identifier in ids) and ids[0] != ids[1]:
                 models[ids[0]] = ["", ids[1]]
     for call in calls(package.tree("swift/dataset/dataset/llm.py"), "DatasetMeta"):
         words = {word.arg: word.value for word in call.keywords}
@@ -492,7 +498,7 @@ OPTAX = (
 def _tunix(package: Package, optax: Package) -> dict[str, Any]:
     """Return base_config.yaml's values, the sections that replace them, and the parameters of optax."""
     classes = package.classes("tunix/sft/peft_trainer.py", "tunix/sft/metrics_logger.py")
-    made = functions(optax.tree("optax/_src/alias.py")) | functions(
+    schedules = functions(optax.tree("optax/_src/alias.py")) | functions(
         optax.tree("optax/schedules/_schedule.py")
     )
     return {
@@ -501,7 +507,7 @@ def _tunix(package: Package, optax: Package) -> dict[str, Any]:
             **{name: {key: ["", value] for key, value in keys.items()} for name, keys in TUNIX.items()},
             "training_config": fields(classes, "TrainingConfig"),
             "metrics_logging_options": fields(classes, "MetricsLoggerOptions"),
-            **{name: made[name] for name in OPTAX},
+            **{name: schedules[name] for name in OPTAX},
         },
     }
 
@@ -538,10 +544,10 @@ def functions(module: ast.Module, imported: Mapping[str, Keys] | None = None) ->
             call, target = node.value, node.targets[0]
             if ast.unparse(call.func) != "partial" or not isinstance(target, ast.Name):
                 continue
-            given = {word.arg: _value(word.value) for word in call.keywords}
-            made = out[ast.unparse(call.args[0])]
+            arguments = {word.arg: _value(word.value) for word in call.keywords}
+            keys = out[ast.unparse(call.args[0])]
             out[target.id] = {
-                key: [entry[0], given[key]] if key in given else entry for key, entry in made.items()
+                key: [entry[0], arguments[key]] if key in arguments else entry for key, entry in keys.items()
             }
     return out
 
@@ -617,11 +623,11 @@ def _made(factory: ast.expr) -> Any:
 def _value(node: ast.expr) -> Any:
     """Return a literal's value, or the expression's text."""
     try:
-        found = ast.literal_eval(node)
-        json.dumps(found)
+        value = ast.literal_eval(node)
+        json.dumps(value)
     except (ValueError, TypeError):
         return {"is": ast.unparse(node)}
-    return found
+    return value
 
 
 def _is_ellipsis(node: ast.expr) -> bool:
@@ -642,8 +648,8 @@ def lineage(classes: Mapping[str, ast.ClassDef], name: str) -> list[str]:
 
 
 def _bases(classes: Mapping[str, ast.ClassDef], name: str) -> set[str]:
-    found = set(_named(classes[name].bases))
-    return found.union(*(_bases(classes, base) for base in found if base in classes)) if found else found
+    bases = set(_named(classes[name].bases))
+    return bases.union(*(_bases(classes, base) for base in bases if base in classes)) if bases else bases
 
 
 def _named(bases: Iterable[ast.expr]) -> list[str]:

@@ -61,7 +61,7 @@ class Sample:
 
     def learned_of(self) -> Sample:
         """Drop the tokens after the last learned one, which do not affect the loss."""
-        end = max((at for at, one in enumerate(self.learned, 1) if one), default=len(self.tokens))
+        end = max((at for at, learned in enumerate(self.learned, 1) if learned), default=len(self.tokens))
         return Sample(self.tokens[:end], self.learned[:end])
 
 
@@ -84,20 +84,20 @@ WORDS = sorted(words("river lamp seven baker rain garden oven wizard hill loaf a
 
 def write_rows(folder: Path, order: Sequence[int]) -> None:
     """Write the same rows in every form that a tool reads; each row's text contains its number."""
-    made = [conversation(number) for number in order]
-    chats = [{"messages": turns} for turns in made]
-    plain = [dict(zip(("instruction", "output"), contents(turns), strict=False)) for turns in made]
+    conversations = [conversation(number) for number in order]
+    chats = [{"messages": turns} for turns in conversations]
+    plain = [dict(zip(("instruction", "output"), contents(turns), strict=False)) for turns in conversations]
     even = [
         {"instruction": f"#{n:02}# {n * 7 % 10} {n * 3 % 10}", "input": "", "output": f"{n % 10} {n // 10}"}
         for n in order
     ]
     pairs = [
         {"conversations": turns[:-1], "chosen": turns[-1], "rejected": spoken("assistant", number + 500, 7)}
-        for number, turns in zip(order, made, strict=True)
+        for number, turns in zip(order, conversations, strict=True)
     ]
     rejected = [
         {"messages": turns, "rejected_response": pair["rejected"]["content"]}
-        for turns, pair in zip(made, pairs, strict=True)
+        for turns, pair in zip(conversations, pairs, strict=True)
     ]
     answers = [
         {"messages": pair["conversations"], "chosen": pair["chosen"], "rejected": pair["rejected"]}
@@ -264,24 +264,27 @@ def called(
 
 def compared(tool: Run, port: Run) -> dict[str, str]:
     """Return the differences of two runs by quantity ("" for none), and the largest difference of losses."""
-    found = {}
+    differences = {}
     pairs = [
-        ([one.learned_of() for one in a], [one.learned_of() for one in b])
+        ([sample.learned_of() for sample in a], [sample.learned_of() for sample in b])
         for a, b in zip(tool.steps, port.steps, strict=False)
     ]
-    keys: Mapping[str, Callable[[Sample], Any]] = {"tokens": lambda one: one.tokens, "masks": lambda one: one}
+    keys: Mapping[str, Callable[[Sample], Any]] = {
+        "tokens": lambda sample: sample.tokens,
+        "masks": lambda sample: sample,
+    }
     for name, key in keys.items():
         wrong = [step for step, (a, b) in enumerate(pairs, 1) if Counter(map(key, a)) != Counter(map(key, b))]
-        found[name] = _places(wrong, pairs)
+        differences[name] = _places(wrong, pairs)
     counts = [len(tool.losses), len(port.losses)]
-    found["steps"] = "" if counts[0] == counts[1] else f"{counts[0]}, and {counts[1]} here"
+    differences["steps"] = "" if counts[0] == counts[1] else f"{counts[0]}, and {counts[1]} here"
     far = [abs(a - b) for a, b in zip(tool.rates, port.rates, strict=False)]
-    found["rates"] = _places(
+    differences["rates"] = _places(
         [n for n, apart in enumerate(far, 1) if apart > RATE_LIMIT * max(tool.rates)], far
     )
     losses = [abs(a - b) for a, b in zip(tool.losses, port.losses, strict=False)]
-    found["losses"] = _places([step for step, apart in enumerate(losses, 1) if apart > LIMIT], losses)
-    return {**found, "most": f"{max(losses):.0e}"}
+    differences["losses"] = _places([step for step, apart in enumerate(losses, 1) if apart > LIMIT], losses)
+    return {**differences, "most": f"{max(losses):.0e}"}
 
 
 def _places(wrong: Sequence[int], steps: Sequence[Any]) -> str:
@@ -322,9 +325,9 @@ def same_run(tool: Tool, feature: str, environment: Path, folder: Path) -> dict[
     commands = [*tool.before, tool.commands.get(feature, tool.command)]
     run = run_tool(commands, folder, environment, tool.environment)
     write_rows(folder, replayed(run, folder / tool.place))
-    found = compared(run, run_port(tool, folder))
-    said, report = tool.says.get(feature, ""), " ".join((folder / "port.log").read_text().split())
-    return {**found, "said": said if said in report else ""}
+    result = compared(run, run_port(tool, folder))
+    statement, report = tool.says.get(feature, ""), " ".join((folder / "port.log").read_text().split())
+    return {**result, "said": statement if statement in report else ""}
 
 
 QUANTITIES = ("tokens", "masks", "steps", "rates", "losses")
@@ -352,23 +355,23 @@ def table(record: Mapping[str, Any]) -> str:
 
 def page(text: str, record: Mapping[str, Any]) -> str:
     """Return port/same-run.md with the record's table, and the reports' sentences about differences."""
-    said = [
-        f"- {tool}, {feature}: {result['said']}"
+    lines = [
+        f"- {tool}, {feature}: {result['lines']}"
         for tool, of_tool in record.items()
         for feature, result in of_tool["features"].items()
         if result["said"]
     ]
     before, _, rest = text.partition(BEGINS)
-    made = "\n".join(
+    runs_table = "\n".join(
         [
             table(record),
             "",
             "A cell that is not `same` says how many steps differ. What differs, as the reports say it:",
             "",
-            *said,
+            *lines,
         ]
     )
-    return before + BEGINS + made + ENDS + rest.partition(ENDS)[2]
+    return before + BEGINS + runs_table + ENDS + rest.partition(ENDS)[2]
 
 
 BEGINS, ENDS = "<!-- same run -->\n", "\n<!-- end of same run -->"
@@ -382,8 +385,8 @@ def version(environment: Path, package: str) -> str:
 
 
 def recorded() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    return found
+    record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return record
 
 
 def run(arguments: argparse.Namespace) -> bool:
@@ -394,7 +397,7 @@ def run(arguments: argparse.Namespace) -> bool:
         if not environment.exists():
             print(f"{name}: left out, for there is no {environment}")
             continue
-        for feature in [one for one in tool.features if one in (arguments.feature or tool.features)]:
+        for feature in [name for name in tool.features if name in (arguments.feature or tool.features)]:
             with tempfile.TemporaryDirectory(prefix="same-run-") as place:
                 folder = (arguments.keep or Path(place)) / name / feature.replace(" ", "-")
                 try:

@@ -64,8 +64,8 @@ class Tool:
 
 def of_json(**more: Any) -> Config:
     """Return litgpt's data module of a file."""
-    given = {"json_path": "data/split", "num_workers": 0}
-    return {"class_path": "litgpt.data.JSON", "init_args": {**given, **more}}
+    settings = {"json_path": "data/split", "num_workers": 0}
+    return {"class_path": "litgpt.data.JSON", "init_args": {**settings, **more}}
 
 
 HF: Config = {
@@ -234,24 +234,24 @@ QWEN2_SPLITS = (
 def as_torchtune_reads(model: Path) -> None:
     """Write the tokenizer in the form of Qwen's files, with the two tokens that torchtune needs."""
     path = model / "tokenizer.json"
-    made = json.loads(path.read_text())
-    like, known = made["added_tokens"][-1], made["model"]["vocab"]
+    tokenizer = json.loads(path.read_text())
+    like, known = tokenizer["added_tokens"][-1], tokenizer["model"]["vocab"]
     for number, content in enumerate(("<tool_call>", "</tool_call>"), len(known)):
-        made["added_tokens"].append({**like, "id": number, "content": content})
+        tokenizer["added_tokens"].append({**like, "id": number, "content": content})
     pieces = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     splits = {"type": "Split", "pattern": {"Regex": QWEN2_SPLITS}, "behavior": "Isolated", "invert": False}
-    made["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [splits, pieces]}
-    path.write_text(json.dumps(made))
+    tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [splits, pieces]}
+    path.write_text(json.dumps(tokenizer))
     (model / "vocab.json").write_text(json.dumps(known))
-    merges = [one if isinstance(one, str) else " ".join(one) for one in made["model"]["merges"]]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
     (model / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
 
 
 def of_chats(**more: Any) -> Config:
     """Return torchtune's data set of a file."""
-    given = {"source": "json", "data_files": "data/chat.jsonl", "split": "train"}
+    settings = {"source": "json", "data_files": "data/chat.jsonl", "split": "train"}
     columns = {"conversation_column": "messages", "conversation_style": "openai"}
-    return {"_component_": "torchtune.datasets.chat_dataset", **given, **columns, **more}
+    return {"_component_": "torchtune.datasets.chat_dataset", **settings, **columns, **more}
 
 
 QWEN2_5 = "checkpoints/Qwen2.5-0.5B-Instruct"
@@ -375,8 +375,8 @@ AXOLOTL = Tool(
 
 def unsloth_script(config: Config) -> str:
     """Return a script like Unsloth's notebooks: the config's rows, before and after, and SFTConfig's keys."""
-    given = {key: value for key, value in config.items() if key not in ("rows", "before", "after")}
-    return UNSLOTH_SCRIPT.format(given=given, **{key: config[key] for key in ("rows", "before", "after")})
+    values = {key: value for key, value in config.items() if key not in ("rows", "before", "after")}
+    return UNSLOTH_SCRIPT.format(given=values, **{key: config[key] for key in ("rows", "before", "after")})
 
 
 UNSLOTH_SCRIPT = """\

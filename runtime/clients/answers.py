@@ -133,7 +133,7 @@ class ServedModel:
             CheckFailed: the stream holds no token, or does not say why it ended.
         """
         what = f"the stream of {self.path}"
-        thought = said = ""
+        thought = text = ""
         tokens: list[int] = []
         told = True
         times: list[float] = []
@@ -151,7 +151,7 @@ class ServedModel:
                 if not ids and not any(parts):
                     continue
                 times.append(now)
-                thought, said = thought + parts[0], said + parts[1]
+                thought, text = thought + parts[0], text + parts[1]
                 told = told and isinstance(ids, list)
                 tokens += ids if isinstance(ids, list) else []
                 first_tokens = first_tokens or len(tokens) or 1
@@ -165,7 +165,7 @@ class ServedModel:
         if usage is not None:
             completed = pick(usage, "the stream's usage", "completion_tokens", kind=int)
         return Streamed(
-            (thought, said),
+            (thought, text),
             tokens if told else None,
             finish_reason,
             tuple(times),
@@ -231,9 +231,9 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+def first_difference(left: Sequence[int], other: Sequence[int]) -> int | None:
     """Return the first index where two lists of tokens differ; None if they are the same."""
-    for place, (a, b) in enumerate(zip(one, other)):  # noqa: B905 (strict is for equal lengths)
+    for place, (a, b) in enumerate(zip(left, other)):  # noqa: B905 (strict is for equal lengths)
         if a != b:
             return place
-    return None if len(one) == len(other) else min(len(one), len(other))
+    return None if len(left) == len(other) else min(len(left), len(other))

@@ -256,12 +256,12 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     Args:
         argv: the arguments without the program's name; None takes the process's.
     """
-    given = _parser().parse_args(argv)
-    pairs = (LoadPoint(length, rate) for length in given.input_lengths for rate in given.request_rates)
-    given.points = tuple(dict.fromkeys(pairs))
-    given.published = Published(given.published_source, tuple(map(dict, given.published)))
-    given.price = None if given.usd is None else HourlyPrice(given.usd, given.price_source)
-    return given
+    args = _parser().parse_args(argv)
+    pairs = (LoadPoint(length, rate) for length in args.input_lengths for rate in args.request_rates)
+    args.points = tuple(dict.fromkeys(pairs))
+    args.published = Published(args.published_source, tuple(map(dict, args.published)))
+    args.price = None if args.usd is None else HourlyPrice(args.usd, args.price_source)
+    return args
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -362,18 +362,18 @@ def _failure(
     if status == KILLED:
         return "vllm bench serve was killed: its container ended, or the machine ran out of memory"
     if status != 0:
-        said = _last_words(log)
+        message = _last_words(log)
         how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
-        return f"vllm bench serve {how}{': ' if said else ''}{said}"
+        return f"vllm bench serve {how}{': ' if message else ''}{message}"
     if result is None:
         return "vllm bench serve ended without a complete result"
     missing = lacking(result)
     if missing is not None:
         return f"vllm bench serve ended without a number for {missing}"
     if result["failed"] or result["completed"] != prompts:
-        said = _request_error(log)
+        message = _request_error(log)
         count = prompts - result["completed"]
-        return f"{count} of {prompts} requests failed{': ' if said else ''}{said}"
+        return f"{count} of {prompts} requests failed{': ' if message else ''}{message}"
     wanted, got = prompts * output_length, result["total_output_tokens"]
     if got < wanted:
         # vLLM's client counts a request as completed even if its stream ends early.

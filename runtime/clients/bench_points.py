@@ -105,11 +105,11 @@ def lacking(result: Mapping[str, Any]) -> str | None:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """Yield the changes from one set of settings to another: "server.max_model_len 4096 -> 8192"."""
     for key in sorted({*before, *now}):
-        one, other = before.get(key), now.get(key)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from differences(one, other, f"{path}{key}.")
-        elif one != other:
-            yield f"{path}{key} {_word(one)} -> {_word(other)}"
+        old, other = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(other, Mapping):
+            yield from differences(old, other, f"{path}{key}.")
+        elif old != other:
+            yield f"{path}{key} {_word(old)} -> {_word(other)}"
 
 
 def refuse_other_settings(folder: Path, settings: Mapping[str, Any]) -> None:

@@ -122,7 +122,10 @@ class Measurements:
             "server": asdict(self.server),
             "settings": dict(self.settings),
             "price": None if self.price is None else asdict(self.price),
-            "published": {"source": published.source, "figures": [dict(one) for one in published.figures]},
+            "published": {
+                "source": published.source,
+                "figures": [dict(figure) for figure in published.figures],
+            },
             "points": [_row(point, record, self.price) for point, record in self.records],
             "left_out": list(self.left_out),
         }

@@ -81,8 +81,8 @@ class Processes:
         except subprocess.TimeoutExpired:
             raise self._no_vllm(f"{self.prefix[0]} gave no answer within {ASIDE_SECONDS:g} s") from None
         if done.returncode != 0:
-            said = done.stderr.decode(errors="replace").strip().splitlines()
-            raise self._no_vllm(said[-1] if said else "no command vllm")
+            last_lines = done.stderr.decode(errors="replace").strip().splitlines()
+            raise self._no_vllm(last_lines[-1] if last_lines else "no command vllm")
 
     def _no_vllm(self, reason: str) -> UserError:
         if not self.prefix:

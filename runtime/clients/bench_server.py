@@ -59,7 +59,7 @@ def ask(client: Client, model: str) -> ServerFacts:
         raise UserError(f"the server at {client.url} serves {served}, not {model}", "is it another recipe's?")
     entry = named[model]
     # The entry of an adapter has no max_model_len; its base model's entry has.
-    lengths = [one.get("max_model_len") for one in (entry, *named.values())]
+    lengths = [described.get("max_model_len") for described in (entry, *named.values())]
     length = next((n for n in lengths if isinstance(n, int) and not isinstance(n, bool)), None)
     root = entry.get("root")
     return ServerFacts(client.version(), root if isinstance(root, str) else None, length, _cache(client))

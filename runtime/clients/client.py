@@ -236,7 +236,7 @@ class Client:
 
     def _refusal(self, path: str, response: http.client.HTTPResponse) -> ServerError:
         status = response.status
-        said = _said(response.read(20_000))
+        body = _said(response.read(20_000))
         message = f"{self.url}{path} answers {status} {response.reason}".rstrip()
         help = None
         if status == 401:
@@ -248,10 +248,10 @@ class Client:
         elif status >= 500:
             help = "look at the server's log"
         elif 300 <= status < 400:
-            said = f"it points to {plain(response.headers.get('Location', 'nowhere'))}"
+            body = f"it points to {plain(response.headers.get('Location', 'nowhere'))}"
             help = "give the address that the server itself has; redirects are not followed"
         return ServerError(
-            self._hidden(f"{message}: {said}" if said else message), help, kind=STATUS, status=status
+            self._hidden(f"{message}: {body}" if body else message), help, kind=STATUS, status=status
         )
 
     def _json(self, path: str, data: bytes) -> Any:

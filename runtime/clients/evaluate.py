@@ -188,7 +188,9 @@ def _report(
 def _recorded_tasks(args: argparse.Namespace, side: str) -> list[TaskOutcome]:
     """Return an earlier run's outcomes that were measured under the current settings."""
     outcomes = (recorded_task(args.results / side / "tasks", task) for task in args.tasks)
-    return [one for one in outcomes if one is not None and one.settings == _task_settings(args)]
+    return [
+        outcome for outcome in outcomes if outcome is not None and outcome.settings == _task_settings(args)
+    ]
 
 
 if __name__ == "__main__":

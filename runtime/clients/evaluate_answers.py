@@ -121,21 +121,21 @@ def probe(client: Client, model: str, prompt: Prompt) -> dict[str, float]:
         return {}
 
 
-def differ(one: Side, other: Side, tolerance: float) -> bool:
+def differ(left: Side, other: Side, tolerance: float) -> bool:
     """Return whether two probes are from different models; False if that cannot be decided."""
-    if not one.probe or not other.probe or one.probed != other.probed:
+    if not left.probe or not other.probe or left.probed != other.probed:
         return False
-    shared = one.probe.keys() & other.probe.keys()
+    shared = left.probe.keys() & other.probe.keys()
     # The last of five may swap places with a sixth.
-    if len(shared) < min(len(one.probe), len(other.probe)) - 2:
+    if len(shared) < min(len(left.probe), len(other.probe)) - 2:
         return True
-    return any(abs(one.probe[token] - other.probe[token]) > tolerance for token in shared)
+    return any(abs(left.probe[token] - other.probe[token]) > tolerance for token in shared)
 
 
-def same_weights(one: Side, other: Side) -> bool:
+def same_weights(left: Side, other: Side) -> bool:
     """Return whether two probes agree as two probes of one model do."""
-    comparable = bool(one.probe) and one.probed == other.probed
-    return comparable and one.probe.keys() == other.probe.keys() and not differ(one, other, SAME_WEIGHTS)
+    comparable = bool(left.probe) and left.probed == other.probed
+    return comparable and left.probe.keys() == other.probe.keys() and not differ(left, other, SAME_WEIGHTS)
 
 
 ATTEMPTS = 3

@@ -159,11 +159,11 @@ def _line(number: int, line: str, chat: bool, expected: bool) -> Prompt | Fault:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         place = "" if getattr(error, "pos", None) is None else f" at position {getattr(error, 'pos', 0)}"
-        said = getattr(error, "msg", str(error))
+        message = getattr(error, "msg", str(error))
         return Fault(
             "regex",
             number,
-            f"`expected` is not a regular expression: {said}{place}",
+            f"`expected` is not a regular expression: {message}{place}",
             "Python's re reads it; in JSON, a backslash is written twice",
         )
     asked = json.dumps([messages, text], sort_keys=True, ensure_ascii=False)

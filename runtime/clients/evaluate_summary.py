@@ -60,17 +60,17 @@ def judge(
 
 
 def _one(prompt: Prompt, answers: SideAnswers, settings: SamplingSettings, seconds: float) -> Judged:
-    given = answers.of(prompt, settings)
+    replies = answers.of(prompt, settings)
     pattern = re.compile(prompt.expected)
     passed, undecided = 0, False
     try:
-        for answer in given:
+        for answer in replies:
             with limit(seconds):
                 passed += pattern.search(answer.text) is not None
     except (TooLong, RecursionError, MemoryError):
         undecided = True
-    cut = sum(answer.cut for answer in given)
-    return Judged(prompt, len(given), passed, cut, settings.samples - len(given), undecided)
+    cut = sum(answer.cut for answer in replies)
+    return Judged(prompt, len(replies), passed, cut, settings.samples - len(replies), undecided)
 
 
 FAULTS_SHOWN = 5
@@ -115,8 +115,8 @@ def summary(
     return {
         "name": name,
         "sides": {
-            side: {"model": one.side.model, "url": one.side.url, "vllm": one.side.version}
-            for side, one in results.items()
+            side: {"model": result.side.model, "url": result.side.url, "vllm": result.side.version}
+            for side, result in results.items()
         },
         "settings": asdict(settings),
         "prompts": _prompts(settings, file, results) if file else None,
@@ -129,8 +129,8 @@ def summary(
 def _prompts(settings: SamplingSettings, file: str, results: Mapping[str, SideResults]) -> dict[str, Any]:
     rates = {k: _rates(k, results) for k in intervals.ladder(settings.samples)}
     lines: list[dict[str, Any]] = []
-    for side, one in results.items():
-        for index, judged in enumerate(one.judged):
+    for side, result in results.items():
+        for index, judged in enumerate(result.judged):
             if len(lines) <= index:
                 lines.append({"line": judged.prompt.line, "prompt": judged.prompt.title})
             count = None if judged.undecided else judged.passed
@@ -139,7 +139,7 @@ def _prompts(settings: SamplingSettings, file: str, results: Mapping[str, SideRe
 
 
 def _rates(k: int, results: Mapping[str, SideResults]) -> dict[str, Any]:
-    rates = {side: [judged.rate(k) for judged in one.judged] for side, one in results.items()}
+    rates = {side: [judged.rate(k) for judged in result.judged] for side, result in results.items()}
     row: dict[str, Any] = {}
     for side, values in rates.items():
         known = [value for value in values if value is not None]
@@ -159,8 +159,8 @@ def _task(task: str, results: Mapping[str, SideResults]) -> list[dict[str, Any]]
     """Return a row for each metric of a task; both sides are in it if both were asked in the same way."""
     outcomes = {
         side: outcome
-        for side, one in results.items()
-        for outcome in one.outcomes
+        for side, result in results.items()
+        for outcome in result.outcomes
         if outcome.task == task and outcome.failure is None
     }
     if len({(outcome.settings, outcome.version) for outcome in outcomes.values()}) > 1:
@@ -219,23 +219,23 @@ def _problems(
 ) -> list[str]:
     """Return a sentence for each thing that makes the table incomplete."""
     problems = []
-    for side, one in results.items():
+    for side, result in results.items():
         title = TITLES[side]
-        missing = sum(judged.missing for judged in one.judged)
-        total = len(one.judged) * settings.samples
+        missing = sum(judged.missing for judged in result.judged)
+        total = len(result.judged) * settings.samples
         if file and missing:
-            others = f" ({one.others} are recorded under other settings)" if one.others else ""
+            others = f" ({result.others} are recorded under other settings)" if result.others else ""
             problems.append(f"{title}: {missing} of {total} answers are missing{others}")
-        for text in list(dict.fromkeys(one.failures))[:FAULTS_SHOWN]:
-            count = sum(other == text for other in one.failures)
+        for text in list(dict.fromkeys(result.failures))[:FAULTS_SHOWN]:
+            count = sum(other == text for other in result.failures)
             problems.append(f"{title}: {count} request{'s' if count > 1 else ''} failed: {text}")
         problems += [
             f"{title}: line {judged.prompt.line}: its expression takes too long on an answer: given up"
-            for judged in one.judged
+            for judged in result.judged
             if judged.undecided
         ]
         for task in tasks:
-            outcomes = [outcome for outcome in one.outcomes if outcome.task == task]
+            outcomes = [outcome for outcome in result.outcomes if outcome.task == task]
             if not outcomes:
                 problems.append(f"{title}: there is no result of {task}")
             problems += [f"{title}: {o.failure}" for o in outcomes if o.failure is not None]
@@ -248,8 +248,8 @@ def _problems(
         for task in tasks:
             kinds = {
                 (outcome.settings, outcome.version)
-                for one in results.values()
-                for outcome in one.outcomes
+                for result in results.values()
+                for outcome in result.outcomes
                 if outcome.task == task and outcome.failure is None
             }
             if len(kinds) > 1:
@@ -265,9 +265,9 @@ def _notes(results: Mapping[str, SideResults]) -> list[str]:
         for side in (BASE, TUNED)
         if side not in results
     ]
-    for side, one in results.items():
-        cut = sum(judged.cut for judged in one.judged)
-        total = sum(judged.answered for judged in one.judged)
+    for side, result in results.items():
+        cut = sum(judged.cut for judged in result.judged)
+        total = sum(judged.answered for judged in result.judged)
         if cut:
             notes.append(f"{TITLES[side]}: {cut} of {total} answers were cut off by max_tokens")
     if BASE in results and TUNED in results and same_weights(results[BASE].side, results[TUNED].side):
@@ -282,9 +282,9 @@ def markdown(data: Mapping[str, Any]) -> str:
     sides = [side for side in (BASE, TUNED) if side in data["sides"]]
     lines = [f"# Evaluation of {data['name']}", ""]
     for side in sides:
-        one = data["sides"][side]
-        version = f", vLLM {one['vllm']}" if one["vllm"] else ""
-        lines.append(f"- {TITLES[side]}: `{one['model']}` at {one['url']}{version}")
+        result = data["sides"][side]
+        version = f", vLLM {result['vllm']}" if result["vllm"] else ""
+        lines.append(f"- {TITLES[side]}: `{result['model']}` at {result['url']}{version}")
     lines += ["", "Brackets hold 95 % intervals."]
     if data["prompts"]:
         lines += ["", *_prompt_table(data, sides)]

@@ -90,16 +90,16 @@ class TaskOutcome:
     empty: int = 0
 
 
-def find_program(given: str | None, requirements: str | None) -> str:
+def find_program(path: str | None, requirements: str | None) -> str:
     """Find lm_eval's program.
 
     Args:
         given: its path; None searches for it by name.
         requirements: the requirements file that pins it.
     """
-    program = shutil.which(given or "lm_eval")
+    program = shutil.which(path or "lm_eval")
     if program is None:
-        what = f"there is no program {given}" if given else "lm_eval is not installed"
+        what = f"there is no program {path}" if path else "lm_eval is not installed"
         file = requirements or "requirements-eval.txt"
         raise UserError(
             f"{what}: the recipe's tasks cannot be run",
@@ -148,9 +148,9 @@ def run_task(lm_eval: LmEval, task: str, settings: TaskSettings, folder: Path) -
             stderr=subprocess.STDOUT,
             env=environment(os.environ),
         )
-    said = _without_key(log)
+    log_text = _without_key(log)
     if done.returncode:
-        return TaskOutcome(task, settings, failure=f"{task}: {explained(said, done.returncode)} ({log})")
+        return TaskOutcome(task, settings, failure=f"{task}: {explained(log_text, done.returncode)} ({log})")
     write_whole(place / SETTINGS, json.dumps(asdict(settings)))
     return read_results(place, task, settings)
 
@@ -251,11 +251,11 @@ def recorded(folder: Path, task: str) -> TaskOutcome | None:
 
 def _without_key(log: Path) -> str:
     """Remove the server's key from a log, and return the log's text."""
-    said, key = log.read_text("utf-8", "replace"), os.environ.get(KEY_VARIABLE)
-    if key and key in said:
-        said = said.replace(key, "***")
-        log.write_text(said, encoding="utf-8")
-    return said
+    text, key = log.read_text("utf-8", "replace"), os.environ.get(KEY_VARIABLE)
+    if key and key in text:
+        text = text.replace(key, "***")
+        log.write_text(text, encoding="utf-8")
+    return text
 
 
 def _place(folder: Path, task: str) -> Path:

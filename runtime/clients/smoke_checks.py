@@ -213,7 +213,8 @@ class SmokeAnswers:
         The last characters may lack bytes of tokens that were not generated; a stream leaves them out.
         """
         parts = [
-            tuple(text.rstrip("\N{REPLACEMENT CHARACTER}") for text in one.text) for one in (stream, answer)
+            tuple(text.rstrip("\N{REPLACEMENT CHARACTER}") for text in reply.text)
+            for reply in (stream, answer)
         ]
         if parts[0] == parts[1]:
             if stream.completion_tokens is not None and stream.completion_tokens != answer.completion_tokens:
@@ -320,15 +321,15 @@ def compare(tuned: ServedModel, base: ServedModel, prompt: str, must: bool) -> C
     return ComparedAnswers(prompt, must, mine.text, its.text, at, distance(mine, its, at))
 
 
-def distance(one: Scored, other: Scored, at: int | None) -> float:
+def distance(left: Scored, other: Scored, at: int | None) -> float:
     """Return the largest difference of log probabilities up to and including token `at`.
 
     If only one model has a token among its likeliest, the other model's log probability of it is at most its
     least listed one. That gives a lower bound of the difference.
     """
-    steps = min(len(one.logprobs), len(other.logprobs))
+    steps = min(len(left.logprobs), len(other.logprobs))
     largest = 0.0
-    for a, b in list(zip(one.logprobs, other.logprobs))[: steps if at is None else at + 1]:  # noqa: B905
+    for a, b in list(zip(left.logprobs, other.logprobs))[: steps if at is None else at + 1]:  # noqa: B905
         for mine, its in ((a, b), (b, a)):
             least = min(its.values(), default=0.0)
             for token, value in mine.items():
@@ -350,8 +351,8 @@ def differs(
         CheckFailed: no answer differs, or one does not that must.
     """
     comparisons = [compare(tuned, base, prompt, must) for prompt, must in prompts]
-    other = [one for one in comparisons if one.at is not None]
-    largest = max(one.distance for one in comparisons)
+    other = [comparison for comparison in comparisons if comparison.at is not None]
+    largest = max(comparison.distance for comparison in comparisons)
     count = f"{len(comparisons)} prompts" if len(comparisons) > 1 else "1 prompt"
     if not other and largest <= SAME:
         raise CheckFailed(
@@ -359,7 +360,7 @@ def differs(
             f"probabilities (within {SAME:g}, {count})",
             causes,
         )
-    equal = [one for one in comparisons if one.must and one.at is None]
+    equal = [comparison for comparison in comparisons if comparison.must and comparison.at is None]
     if equal:
         more = f" and {len(equal) - 1} more" if len(equal) > 1 else ""
         raise CheckFailed(
@@ -386,7 +387,7 @@ def differs(
         tuple(notes),
         figures={
             "base": base.name,
-            "prompts": [one.record() for one in comparisons],
+            "prompts": [comparison.record() for comparison in comparisons],
             "different_answers": len(other),
             "logprob_distance": largest,
         },

@@ -42,9 +42,9 @@ def discover(hosts: int, environment: Mapping[str, str] | None = None) -> Place 
         UserError: when the place cannot be found out, or the variables are incomplete.
     """
     variables = os.environ if environment is None else environment
-    given = [name for name in (ADDRESS, COUNT, NUMBER) if variables.get(name)]
-    if given:
-        place = _explicit(variables, given)
+    variables_set = [name for name in (ADDRESS, COUNT, NUMBER) if variables.get(name)]
+    if variables_set:
+        place = _explicit(variables, variables_set)
     elif hosts > 1:
         place = _detected(hosts, variables)
     else:
@@ -52,11 +52,11 @@ def discover(hosts: int, environment: Mapping[str, str] | None = None) -> Place 
     return place if place.count > 1 else None
 
 
-def _explicit(variables: Mapping[str, str], given: list[str]) -> Place:
-    missing = [name for name in (ADDRESS, COUNT, NUMBER) if name not in given]
+def _explicit(variables: Mapping[str, str], names: list[str]) -> Place:
+    missing = [name for name in (ADDRESS, COUNT, NUMBER) if name not in names]
     if missing:
         raise UserError(
-            f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} set, and {' and '.join(missing)} "
+            f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} set, and {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not",
             f"set all three, on each host: {ADDRESS}=HOST:PORT of process 0, {COUNT}, {NUMBER}; or none",
         )

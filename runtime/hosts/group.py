@@ -229,8 +229,8 @@ class ProcessGroup:
 
     def _late(self, numbers: list[int], name: str, limit: int, error: RuntimeError) -> UserError:
         if "DEADLINE_EXCEEDED" not in str(error) or not numbers:
-            said = str(error).splitlines()[0]
-            return UserError(f"the processes did not meet at `{name}`: {said}", exit_status=PASSING)
+            message = str(error).splitlines()[0]
+            return UserError(f"the processes did not meet at `{name}`: {message}", exit_status=PASSING)
         return UserError(
             f"{self.name(*numbers)} did not reach `{name}` within {limit} s",
             "see its log; RECIPEC_BARRIER_TIMEOUT gives more seconds",

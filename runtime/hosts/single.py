@@ -58,5 +58,5 @@ def alone(hosts: int) -> bool:
     Args:
         hosts: machines that the recipe's mesh spans.
     """
-    said = any(os.environ.get(name) for name in (ADDRESS, COUNT, NUMBER))
-    return hosts == 1 and (not said or os.environ.get(COUNT) == "1")
+    in_group = any(os.environ.get(name) for name in (ADDRESS, COUNT, NUMBER))
+    return hosts == 1 and (not in_group or os.environ.get(COUNT) == "1")

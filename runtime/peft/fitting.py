@@ -196,7 +196,7 @@ def _own_base(config: PeftConfig) -> str:
 
 def _compare(
     what: str,
-    given: Mapping[str, Value],
+    values: Mapping[str, Value],
     ours: Callable[[str], Value],
     default: Value,
     pattern: Mapping[str, Value],
@@ -204,15 +204,15 @@ def _compare(
     lines: list[str],
 ) -> None:
     """Add the differences of ranks or alphas from the recipe's, and the lines that would remove them."""
-    other = [module for module in given if given[module] != ours(module)]
+    other = [module for module in values if values[module] != ours(module)]
     if not other:
         return
     first = other[0]
     more = f" (and {len(other) - 1} more)" if len(other) > 1 else ""
-    parts.append(f"{first}{more} has {what} {plain(given[first])}, in the recipe {plain(ours(first))}")
+    parts.append(f"{first}{more} has {what} {plain(values[first])}, in the recipe {plain(ours(first))}")
     lines.append(f"lora.{what}: {plain(default)}")
-    if any(by_pattern(pattern, module, default) != value for module, value in given.items()):
-        pattern = {re.escape(module): value for module, value in given.items() if value != default}
+    if any(by_pattern(pattern, module, default) != value for module, value in values.items()):
+        pattern = {re.escape(module): value for module, value in values.items() if value != default}
     lines.append(f"lora.{what}_pattern: {_yaml({key: plain(value) for key, value in pattern.items()})}")
 
 

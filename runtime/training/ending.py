@@ -134,7 +134,7 @@ class _Watch:
     interrupts: Interrupts
     host: str
     ended: threading.Event = field(default_factory=threading.Event)
-    said: bool = False
+    announced: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, key: str) -> None:
@@ -168,7 +168,7 @@ class _Watch:
 
     def _say(self, line: str) -> None:
         with self.lock:
-            silent, self.said = self.said, True
+            silent, self.announced = self.announced, True
         if not silent:
             say(line)
 

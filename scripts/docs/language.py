@@ -198,18 +198,20 @@ def _type(field: Schema, sections: Schema) -> str:
     """Describe the type of a key's value."""
     for together in ("anyOf", "oneOf"):
         if together in field:
-            kinds = [_type(one, sections) for one in field[together]]
+            kinds = [_type(choice, sections) for choice in field[together]]
             return " or ".join(dict.fromkeys(kinds))
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
         kinds = [
-            _type(one, sections) for one in sections[name].get("anyOf", ()) if one.get("type") != "object"
+            _type(section, sections)
+            for section in sections[name].get("anyOf", ())
+            if section.get("type") != "object"
         ]
         return " or ".join([*kinds, SECTION])
     if "const" in field:
         return f"`{_value(field['const'])}`"
     if "enum" in field:
-        return " or ".join(f"`{_value(one)}`" for one in field["enum"])
+        return " or ".join(f"`{_value(value)}`" for value in field["enum"])
     kind = field.get("type")
     if kind == "array":
         return f"list of: {_type(field.get('items', {}), sections)}"
@@ -233,34 +235,34 @@ def _bounds(field: Schema) -> str:
 
 def _listed(field: Schema) -> bool:
     """Return whether the table of choices has every value that a key takes."""
-    choices = field.get("enum", [one["const"] for one in field.get("oneOf", ()) if "const" in one])
+    choices = field.get("enum", [choice["const"] for choice in field.get("oneOf", ()) if "const" in choice])
     return bool(choices) and {*choices} == {*_meanings(field)}
 
 
 def _meanings(field: Schema) -> dict[Any, str]:
     """Return the choices that have a description, with it."""
     out: dict[Any, str] = {}
-    for one in [field, *field.get("anyOf", ()), *field.get("oneOf", ())]:
-        if "const" in one and one.get("description"):
-            out[one["const"]] = one["description"]
+    for part in [field, *field.get("anyOf", ()), *field.get("oneOf", ())]:
+        if "const" in part and part.get("description"):
+            out[part["const"]] = part["description"]
         for key in ("enumDescriptions", "markdownEnumDescriptions"):
-            out |= dict(zip(one.get("enum", ()), one.get(key, ()), strict=False))
-        if one is not field:
-            out |= _meanings(one)
+            out |= dict(zip(part.get("enum", ()), part.get(key, ()), strict=False))
+        if part is not field:
+            out |= _meanings(part)
     return out
 
 
 def _target(field: Schema) -> str:
     """Return the name of the section that a key holds (alone, in a list, or null); "" for other keys."""
-    for one in [field, *field.get("anyOf", ()), field.get("items", {})]:
-        if "$ref" in one:
-            return str(one["$ref"]).rpartition("/")[2]
+    for part in [field, *field.get("anyOf", ()), field.get("items", {})]:
+        if "$ref" in part:
+            return str(part["$ref"]).rpartition("/")[2]
     return ""
 
 
 def _mapping(section: Schema) -> Schema:
     """Return the mapping form of a section."""
-    whole: Schema = next((one for one in section.get("anyOf", ()) if "properties" in one), section)
+    whole: Schema = next((form for form in section.get("anyOf", ()) if "properties" in form), section)
     return whole
 
 

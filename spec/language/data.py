@@ -358,7 +358,7 @@ class Data(Section):
     def _named(self, key: str) -> dict[str, str]:
         named = {f"data.{key}": getattr(self, key)}
         for part, sources in (("train", self.train), ("eval", self.eval)):
-            named |= {f"data.{part}[{i}].{key}": getattr(one, key) for i, one in enumerate(sources)}
+            named |= {f"data.{part}[{i}].{key}": getattr(source, key) for i, source in enumerate(sources)}
         first: dict[str, str] = {}
         for place, value in named.items():
             if value is not None and value not in first.values():

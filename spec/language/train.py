@@ -114,8 +114,8 @@ WARMUP_RATIO = 0.03
 
 
 def _warmup_of_schedule(values: dict[str, Any]) -> float | None:
-    given = values.get("warmup_steps") is not None
-    return None if given or values.get("name") == "constant" else WARMUP_RATIO
+    has_steps = values.get("warmup_steps") is not None
+    return None if has_steps or values.get("name") == "constant" else WARMUP_RATIO
 
 
 class Schedule(Section):

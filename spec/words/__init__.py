@@ -16,7 +16,7 @@ NEAR = 0.75
 def slip(word: str, known: Iterable[str], near: float = NEAR) -> str | None:
     """Return the known word that a misspelled word stands for, or None. Digits must be the same."""
     digits = re.sub(r"\D", "", word)
-    same = [one for one in known if re.sub(r"\D", "", one) == digits]
+    same = [word for word in known if re.sub(r"\D", "", word) == digits]
     matches = get_close_matches(word, same, 1, near)
     return matches[0] if matches else None
 

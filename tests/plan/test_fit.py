@@ -57,7 +57,7 @@ class Compiler:
 
 
 def search(compiler: Compiler, given: tuple[str, ...] = (), most: int = 8) -> FitResult:
-    return find(program(), compiler, most, given=(*STATED, *given))
+    return find(program(), compiler, most, overrides=(*STATED, *given))
 
 
 def reductions_of(program: Program) -> Iterator[MemoryReduction]:

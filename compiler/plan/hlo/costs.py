@@ -58,9 +58,13 @@ def collectives(
             continue
         for exchange in exchanges(module, instruction, computation, axes, slices, across):
             key = (exchange.kind, exchange.axes, exchange.over_dcn)
-            one = totals.get(key, Collective(*key, count=0, bytes=0.0))
-            totals[key] = replace(one, count=one.count + times, bytes=one.bytes + times * exchange.bytes)
-    return tuple(sorted(totals.values(), key=lambda one: (-one.bytes, one.kind, one.axes)))
+            total = totals.get(key, Collective(*key, count=0, bytes=0.0))
+            totals[key] = replace(
+                total, count=total.count + times, bytes=total.bytes + times * exchange.bytes
+            )
+    return tuple(
+        sorted(totals.values(), key=lambda collective: (-collective.bytes, collective.kind, collective.axes))
+    )
 
 
 def exchanges(
@@ -103,8 +107,8 @@ def _of(module: Module, instruction: Instruction, computation: str) -> Iterator[
 
 
 def _transfer(instruction: Instruction) -> str:
-    said = TRANSFER.search(instruction.attributes)
-    kind = said[1].lower().replace("_", "-") if said else ""
+    match = TRANSFER.search(instruction.attributes)
+    kind = match[1].lower().replace("_", "-") if match else ""
     return "collective-permute" if kind == ONE_TO_ONE else kind or "transfer"
 
 

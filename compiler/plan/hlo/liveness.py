@@ -306,13 +306,13 @@ class _Buffers:
                 return operands[start : start + count]
         if opcode.endswith("-done") and instruction.operands[0] in self._outputs:
             return self._outputs[instruction.operands[0]][:count]
-        given = dict(self._given(instruction, operands))
+        values = dict(self._given(instruction, operands))
         buffers = [
-            given[number] if number in given else self._new(array, instruction, position)
+            values[number] if number in values else self._new(array, instruction, position)
             for number, array in enumerate(instruction.arrays)
         ]
         if opcode.endswith("-start"):
-            self._outputs[instruction.name] = [b for i, b in enumerate(buffers) if i not in given]
+            self._outputs[instruction.name] = [b for i, b in enumerate(buffers) if i not in values]
         return buffers
 
     def _given(self, instruction: Instruction, operands: list[_Buffer]) -> Iterator[tuple[int, _Buffer]]:

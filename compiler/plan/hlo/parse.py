@@ -435,10 +435,10 @@ class _Integers:
         root = self._module.root(instruction.calls[0]) if instruction.calls else None
         if root is None or instruction.opcode not in ("fusion", "call"):
             return None
-        given = self._arguments(computation, instruction, arguments)
+        values = self._arguments(computation, instruction, arguments)
         if index is None or root.opcode != "tuple":
-            return self._value(instruction.calls[0], root.name, given)
-        return self._value(instruction.calls[0], root.operands[index], given)
+            return self._value(instruction.calls[0], root.name, values)
+        return self._value(instruction.calls[0], root.operands[index], values)
 
     def _arguments(self, computation: str, caller: Instruction, arguments: list[Argument]) -> list[Argument]:
         def argument(operand: str) -> Argument:

@@ -309,7 +309,7 @@ class Fingerprints:
             instructions = self.module.computations[computation]
             numbers = {instruction.name: str(number) for number, instruction in enumerate(instructions)}
             lines = [self._line(i, [numbers.get(name, "") for name in i.operands]) for i in instructions]
-            products = sorted(one for i in instructions for one in self._products(i, computation))
+            products = sorted(product for i in instructions for product in self._products(i, computation))
             text = "\n".join(lines)
             memories = " ".join(MEMORY.findall(text))  # separate, because `of` removes them
             self._bodies[computation] = f"{_digest(MEMORY.sub('', text))} {memories}", tuple(products)
@@ -317,7 +317,7 @@ class Fingerprints:
 
     def _products(self, instruction: Instruction, computation: str) -> tuple[str, ...]:
         if instruction.opcode == "fusion":
-            return tuple(one for name in instruction.calls for one in self._body(name)[1])
+            return tuple(product for name in instruction.calls for product in self._body(name)[1])
         if instruction.opcode not in PRODUCTS:
             return ()
         named = self.module.by_name[computation]

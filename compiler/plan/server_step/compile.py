@@ -256,8 +256,8 @@ def run_worker(python: Path, job: ServeJob, folder: Path, say: Say, timeout: flo
             raise WorkerKilled
         if process.returncode != 0:
             errors.seek(0)
-            said = [line for line in errors.read().splitlines() if line and line[0] not in " -^"]
-            reason = said[-1] if said else f"exit {process.returncode}"
+            lines = [line for line in errors.read().splitlines() if line and line[0] not in " -^"]
+            reason = lines[-1] if lines else f"exit {process.returncode}"
             raise ArtifactError(f"the serving step could not be compiled: {reason}", "plan without --serve")
     say(f"compiled in {time.monotonic() - started:.0f} s")
     return output

@@ -56,8 +56,8 @@ def requirement() -> str:
 
 def location() -> Path:
     """Return the environment's folder, which may not exist."""
-    if given := os.environ.get(VARIABLE):
-        return Path(given).expanduser().absolute()
+    if path := os.environ.get(VARIABLE):
+        return Path(path).expanduser().absolute()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache / "recipec" / f"serve-{pins.sets()['serve']['vllm-tpu']}"
 
@@ -230,8 +230,8 @@ def _run(command: list[str], building: Path) -> None:
         output, _ = process.communicate()
     if process.returncode != 0:
         errors = [line for line in output.splitlines() if line.startswith("ERROR")]
-        said = " ".join(errors[-2:]) or output.strip().rpartition("\n")[2]
+        message = " ".join(errors[-2:]) or output.strip().rpartition("\n")[2]
         raise ArtifactError(
-            f"the serving environment could not be installed: {said or f'exit {process.returncode}'}",
+            f"the serving environment could not be installed: {message or f'exit {process.returncode}'}",
             f"it is `pip install {requirement()}` under Python {PYTHON}: check the network and the index",
         )

@@ -42,8 +42,8 @@ def save_peft(arrays: Mapping[str, Any], rank: int, alpha: float) -> None:
     kept = {name: array.detach().clone().contiguous() for name, array in arrays.items()}
     save_file(kept, OUT / "adapter" / "adapter_model.safetensors", metadata={"format": "pt"})
     targets = sorted({name.split(".")[-3] for name in arrays})
-    said = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": targets}
-    (OUT / "adapter" / "adapter_config.json").write_text(json.dumps(said))
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": targets}
+    (OUT / "adapter" / "adapter_config.json").write_text(json.dumps(config))
 
 
 def of_transformers(module: ModuleType) -> None:
@@ -67,19 +67,19 @@ def of_transformers(module: ModuleType) -> None:
 def sizes_of_litgpt(module: ModuleType) -> None:
     """Make litgpt's named configurations take the sizes of the present checkpoint."""
     inner = module.Config.from_name.__func__
-    given = json.loads((OUT / "config.json").read_text())
+    config = json.loads((OUT / "config.json").read_text())
 
     def from_name(cls: Any, *names: Any, **more: Any) -> Any:
         sizes = {
-            "n_layer": given["num_hidden_layers"],
-            "n_embd": given["hidden_size"],
-            "n_head": given["num_attention_heads"],
-            "n_query_groups": given["num_key_value_heads"],
-            "head_size": given["head_dim"],
-            "intermediate_size": given["intermediate_size"],
-            "vocab_size": given["vocab_size"],
-            "padded_vocab_size": given["vocab_size"],
-            "block_size": given["max_position_embeddings"],
+            "n_layer": config["num_hidden_layers"],
+            "n_embd": config["hidden_size"],
+            "n_head": config["num_attention_heads"],
+            "n_query_groups": config["num_key_value_heads"],
+            "head_size": config["head_dim"],
+            "intermediate_size": config["intermediate_size"],
+            "vocab_size": config["vocab_size"],
+            "padded_vocab_size": config["vocab_size"],
+            "block_size": config["max_position_embeddings"],
         }
         return inner(cls, *names, **sizes, **more)
 
@@ -96,8 +96,8 @@ def of_litgpt(module: ModuleType) -> None:
             run["batch"] = super().__next__()
             return run["batch"]
 
-    def chunked_cross_entropy(*given: Any, **more: Any) -> Any:
-        loss = entropy(*given, **more)
+    def chunked_cross_entropy(*positional: Any, **more: Any) -> Any:
+        loss = entropy(*positional, **more)
         if "batch" in run and "chunk_size" not in more:
             batch = dict(run["batch"])
             counts = batch["token_counts"]["raw_plus_prompt_template"].reshape(-1, 1)
@@ -108,30 +108,30 @@ def of_litgpt(module: ModuleType) -> None:
             run["parts"] += 1
         return loss
 
-    def fitted(**given: Any) -> Any:
-        run["accumulation"] = given["train"].gradient_accumulation_iters(given["devices"], 1)
-        run["optimizer"] = given["optimizer"]
-        save_adapter(given["model"])
-        return fit(**given)
+    def fitted(**settings: Any) -> Any:
+        run["accumulation"] = settings["train"].gradient_accumulation_iters(settings["devices"], 1)
+        run["optimizer"] = settings["optimizer"]
+        save_adapter(settings["model"])
+        return fit(**settings)
 
     def save_adapter(model: Any) -> None:
-        config, rank, found = model.config, model.config.lora_r, {}
+        config, rank, tensors = model.config, model.config.lora_r, {}
         names = {"proj": "self_attn.o_proj", "fc_1": "mlp.gate_proj", "fc_2": "mlp.up_proj"}
         for layer, block in enumerate(model.transformer.h):
             head = f"base_model.model.model.layers.{layer}."
             pairs = {f"{head}{names[name]}": getattr(block.mlp, name) for name in ("fc_1", "fc_2")}
             pairs |= {f"{head}self_attn.o_proj": block.attn.proj, f"{head}mlp.down_proj": block.mlp.proj}
-            found |= {f"{name}.lora_A.weight": made.lora_A for name, made in pairs.items()}
-            found |= {f"{name}.lora_B.weight": made.lora_B for name, made in pairs.items()}
+            tensors |= {f"{name}.lora_A.weight": pair.lora_A for name, pair in pairs.items()}
+            tensors |= {f"{name}.lora_B.weight": pair.lora_B for name, pair in pairs.items()}
             # A of q, k and v are stored in one array; B is zero.
             for number, name in enumerate("qkv"):
                 place = f"{head}self_attn.{name}_proj"
-                found[f"{place}.lora_A.weight"] = block.attn.qkv.lora_A[rank * number : rank * (number + 1)]
+                tensors[f"{place}.lora_A.weight"] = block.attn.qkv.lora_A[rank * number : rank * (number + 1)]
                 heads = config.n_head if name == "q" else config.n_query_groups
-                found[f"{place}.lora_B.weight"] = found[f"{place}.lora_A.weight"].new_zeros(
+                tensors[f"{place}.lora_B.weight"] = tensors[f"{place}.lora_A.weight"].new_zeros(
                     (heads * config.head_size, rank)
                 )
-        save_peft(found, rank, config.lora_alpha)
+        save_peft(tensors, rank, config.lora_alpha)
 
     module.fit, module.chunked_cross_entropy, module.CycleIterator = fitted, chunked_cross_entropy, Cycle
 
@@ -142,16 +142,16 @@ TORCHTUNE: dict[str, Any] = {"batches": [], "steps": 0}
 def sizes_of_torchtune(module: ModuleType) -> None:
     """Make torchtune's model builders use the sizes of the present checkpoint."""
     inner = module.lora_qwen2
-    given = json.loads((OUT / "config.json").read_text())
+    config = json.loads((OUT / "config.json").read_text())
     sizes = {
-        "vocab_size": given["vocab_size"],
-        "num_layers": given["num_hidden_layers"],
-        "num_heads": given["num_attention_heads"],
-        "num_kv_heads": given["num_key_value_heads"],
-        "embed_dim": given["hidden_size"],
-        "intermediate_dim": given["intermediate_size"],
-        "max_seq_len": given["max_position_embeddings"],
-        "tie_word_embeddings": given["tie_word_embeddings"],
+        "vocab_size": config["vocab_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": config["num_attention_heads"],
+        "num_kv_heads": config["num_key_value_heads"],
+        "embed_dim": config["hidden_size"],
+        "intermediate_dim": config["intermediate_size"],
+        "max_seq_len": config["max_position_embeddings"],
+        "tie_word_embeddings": config["tie_word_embeddings"],
     }
     module.lora_qwen2 = lambda *rest, **more: inner(*rest, **{**more, **sizes})
 
@@ -161,9 +161,9 @@ def adapters_of_torchtune(module: ModuleType) -> None:
     inner = module.get_adapter_params
 
     def get_adapter_params(model: Any) -> Any:
-        found = inner(model)
-        TORCHTUNE["adapters"] = found
-        return found
+        parameters = inner(model)
+        TORCHTUNE["adapters"] = parameters
+        return parameters
 
     module.get_adapter_params = get_adapter_params
 
@@ -194,14 +194,14 @@ def batches_of_torchtune(module: ModuleType) -> None:
 def save_torchtune(adapters: Mapping[str, Any]) -> None:
     """Save torchtune's adapters by PEFT's names; B is zero, so the order of heads does not matter."""
     names = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-    found = {}
+    tensors = {}
     for name, array in adapters.items():
         _, layer, block, module, letter, _ = name.split(".")
         part = {"attn": "self_attn", "mlp": "mlp"}[block]
         key = f"base_model.model.model.layers.{layer}.{part}.{names.get(module, module)}"
-        found[f"{key}.lora_{letter[-1].upper()}.weight"] = array
-    rank = next(array.shape[0] for name, array in found.items() if "lora_A" in name)
-    save_peft(found, rank, float(os.environ["SAME_RUN_ALPHA"]))
+        tensors[f"{key}.lora_{letter[-1].upper()}.weight"] = array
+    rank = next(array.shape[0] for name, array in tensors.items() if "lora_A" in name)
+    save_peft(tensors, rank, float(os.environ["SAME_RUN_ALPHA"]))
 
 
 def log_of_torchtune(module: ModuleType) -> None:

@@ -547,9 +547,11 @@ def softcap(config: Mapping[str, Any], key: str, default: float | None) -> float
 
 def built_in(config: Mapping[str, Any], key: str, value: object, model: str) -> None:
     """Refuse a config.json that asks for another value than the one built into the model."""
-    given = as_written(config.get(key))
-    if given is not None and given != value:
-        raise UnsupportedCheckpoint(f"config.json: {key} is {given!r}; {model} supports only {value!r}", key)
+    written = as_written(config.get(key))
+    if written is not None and written != value:
+        raise UnsupportedCheckpoint(
+            f"config.json: {key} is {written!r}; {model} supports only {value!r}", key
+        )
 
 
 def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

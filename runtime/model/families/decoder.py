@@ -139,9 +139,9 @@ class DecoderFamily(Family):
                 "quantization_config",
             )
         tie = tie_setting(config)
-        given = {self.activation: "silu", **self.defaults, **text, **({} if tie is None else {TIE: tie})}
-        left_out = tuple((key, number(given, key, 0.1)) for key in DROPOUT if given.get(key))
-        return replace(self.describe(given), dropout=left_out)
+        values = {self.activation: "silu", **self.defaults, **text, **({} if tie is None else {TIE: tie})}
+        left_out = tuple((key, number(values, key, 0.1)) for key in DROPOUT if values.get(key))
+        return replace(self.describe(values), dropout=left_out)
 
     def architecture_of(
         self, config: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]
@@ -174,14 +174,14 @@ class DecoderFamily(Family):
             different: fields in which a family differs from Llama.
         """
         hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
-        given = {key: value for key, value in config.items() if value is not None}
-        kv_heads = integer(given, "num_key_value_heads", heads)
-        if "head_dim" not in given and hidden % heads:
+        values = {key: value for key, value in config.items() if value is not None}
+        kv_heads = integer(values, "num_key_value_heads", heads)
+        if "head_dim" not in values and hidden % heads:
             raise UnsupportedCheckpoint(
                 f"config.json: hidden_size is {hidden}, which {heads} heads do not divide without a head_dim",
                 "hidden_size",
             )
-        head_dim = integer(given, "head_dim", hidden // heads)
+        head_dim = integer(values, "head_dim", hidden // heads)
         if head_dim % 2:
             raise UnsupportedCheckpoint(
                 f"config.json: head_dim is {head_dim}; rotary embeddings need an even one", "head_dim"
@@ -234,7 +234,7 @@ class DecoderFamily(Family):
 
     def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the projections with a bias."""
-        return tuple(one for key, names in self.biased if not key or flag(config, key) for one in names)
+        return tuple(name for key, names in self.biased if not key or flag(config, key) for name in names)
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """Return FULL or SLIDING for each layer: from `layer_types`, else by `full_every`."""
@@ -334,7 +334,7 @@ class DecoderFamily(Family):
             norm = f"{path}.{letter}_norm.w", f"{name}.{called}.weight"
             if a.qk_norm == "each":
                 each = (f"{name}.{letter}_layernorm.norms.{i}.weight" for i in range(widths[letter]))
-                sources = tuple(plain(one, (h,)) for one in each)
+                sources = tuple(plain(tensor, (h,)) for tensor in each)
                 out.append(Parameter(norm[0], (widths[letter], h), ("tp", None), sources))
             else:
                 out.append(_heads(*norm, widths[letter], h) if a.qk_norm == "row" else _vector(*norm, h))
@@ -369,7 +369,9 @@ class DecoderFamily(Family):
     def expert_targets(self, architecture: Architecture) -> list[LoraTarget]:
         a = described(architecture)
         layers = ((i, a.experts_of(i)) for i in range(a.num_layers))
-        return [one for i, experts in layers if experts is not None for one in _mixture_targets(experts, i)]
+        return [
+            target for i, experts in layers if experts is not None for target in _mixture_targets(experts, i)
+        ]
 
 
 def described(architecture: Architecture) -> DecoderArchitecture:
@@ -426,20 +428,20 @@ def windowed_as_listed(config: Mapping[str, Any], used: bool) -> tuple[str, ...]
 def turning(config: Mapping[str, Any]) -> tuple[bool, ...]:
     """Return which layers rotate: those where `no_rope_layers` has a 1."""
     layers = integer(config, "num_hidden_layers")
-    given = config.get("no_rope_layers")
-    if given is None:
+    flags = config.get("no_rope_layers")
+    if flags is None:
         interval = integer(config, "no_rope_layer_interval")
         return tuple((i + 1) % interval != 0 for i in range(layers))
     if (
-        not isinstance(given, list | tuple)
-        or len(given) < layers
-        or not all(turns in (0, 1) for turns in given)
+        not isinstance(flags, list | tuple)
+        or len(flags) < layers
+        or not all(turns in (0, 1) for turns in flags)
     ):
         raise UnsupportedCheckpoint(
             f"config.json: no_rope_layers does not hold a 0 or a 1 for each of {layers} layers",
             "no_rope_layers",
         )
-    return tuple(bool(turns) for turns in given[:layers])
+    return tuple(bool(turns) for turns in flags[:layers])
 
 
 def chosen(config: Mapping[str, Any], default: int) -> tuple[int, int]:
@@ -509,7 +511,11 @@ def _mixers(a: DecoderArchitecture, names: Names, i: int) -> Iterator[tuple[str,
 def _attention_names(a: DecoderArchitecture, names: Names, i: int) -> dict[str, str]:
     """Return the names of the projections of a layer's attention, here and Hugging Face's."""
     fused = "qkv" in a.fused or "groups" in a.fused
-    out = {"qkv_proj": names.qkv} if fused else {f"{one}_proj": f"{one}_proj" for one in a.projections(i)}
+    out = (
+        {"qkv_proj": names.qkv}
+        if fused
+        else {f"{projection}_proj": f"{projection}_proj" for projection in a.projections(i)}
+    )
     if a.latent is not None:
         out = {name: name for name in a.latent_projections}
     if a.gate_apart:
@@ -527,7 +533,7 @@ def _mamba(a: DecoderArchitecture, m: Mamba, names: Names, i: int) -> list[Param
     out = [
         dense(f"{path}.in_proj.kernel", into, (d, features), ("fsdp", "tp")),
         Parameter(f"{path}.conv1d", taps, ("tp", None), (conv,)),
-        *(_vector(f"{path}.{one}", f"{name}.{one}", m.heads) for one in ("A_log", "D", "dt_bias")),
+        *(_vector(f"{path}.{called}", f"{name}.{called}", m.heads) for called in ("A_log", "D", "dt_bias")),
     ]
     if "in" in m.biases:
         out.append(_vector(f"{path}.in_proj.bias", f"{into}.bias", features))
@@ -558,12 +564,12 @@ def _mamba1(a: DecoderArchitecture, m: Mamba, names: Names, i: int) -> list[Para
         out.append(
             Parameter(f"{path}.{norm}.w", (size,), (None,), (plain(f"{name}.{norm}.weight", (size,)),))
         )
-    for one, shape, spec in (
+    for parameter, shape, spec in (
         ("x_proj", (inner, features), ("tp", "fsdp")),
         ("dt_proj", (m.rank, inner), ("fsdp", "tp")),
         ("out_proj", (inner, d), ("tp", "fsdp")),
     ):
-        out.append(dense(f"{path}.{one}.kernel", f"{name}.{one}", shape, spec))
+        out.append(dense(f"{path}.{parameter}.kernel", f"{name}.{parameter}", shape, spec))
     if "in" in m.biases:
         source = Source(f"{name}.in_proj.bias", (2 * inner,), (2, inner), (0, 1))
         out.append(Parameter(f"{path}.in_proj.bias", (2, inner), (None, "tp"), (source,)))
@@ -751,7 +757,7 @@ def _mixture(a: DecoderArchitecture, experts: Experts, layer: str, called: Names
         out.append(Parameter(f"{path}.correction", (e,), (None,), (source,), buffer=True, wide=True))
     if names.apart:
         *ups, down = (f"{module}.{name}" for name in names.each)
-        into = tuple(linear(one.format(i), wide, f) for i in range(e) for one in ups)
+        into = tuple(linear(pattern.format(i), wide, f) for i in range(e) for pattern in ups)
         back = tuple(linear(down.format(i), f, wide) for i in range(e))
         stack: tuple[int, ...] = (0, 2)
     else:

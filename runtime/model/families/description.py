@@ -497,7 +497,7 @@ class DecoderArchitecture(Architecture):
     def parts(self, layer: int) -> tuple[str, ...]:
         """Return the blocks of a layer: some of "attention", "delta", "mamba", "conv" and "mlp"."""
         kind = self.layer_types[layer]
-        state = next((one for one in ("delta", "conv") if getattr(self, one) is not None), "mamba")
+        state = next((kind for kind in ("delta", "conv") if getattr(self, kind) is not None), "mamba")
         first = {LINEAR: (state,), HYBRID: (state, "attention"), NONE: ()}.get(kind, ("attention",))
         return first if self.lone and first else (*first, "mlp")
 

@@ -64,11 +64,11 @@ class FalconH1(DecoderFamily):
 
 def mamba(config: Mapping[str, Any]) -> Mamba:
     """Return the sizes of the mixers."""
-    given = {key: value for key, value in config.items() if value is not None}
+    values = {key: value for key, value in config.items() if value is not None}
     expanded = integer(config, "mamba_expand") * integer(config, "hidden_size")
     return mixer(
         config,
-        integer(given, "mamba_d_ssm", expanded),
+        integer(values, "mamba_d_ssm", expanded),
         "mamba_d_ssm",
         {"in": "mamba_proj_bias", "conv": "mamba_conv_bias", "out": "projectors_bias"},
         norm_parts=integer(config, "mamba_n_groups") if flag(config, "mamba_rms_norm") else 0,
@@ -85,12 +85,12 @@ def multiplier(config: Mapping[str, Any], key: str) -> float:
 
 def multipliers(config: Mapping[str, Any], key: str, count: int) -> tuple[Any, ...]:
     """Read a list of multipliers; without it all are 1."""
-    given = config.get(key)
-    if given is None:
+    factors = config.get(key)
+    if factors is None:
         return (1.0,) * count
-    if not isinstance(given, list | tuple) or len(given) != count:
+    if not isinstance(factors, list | tuple) or len(factors) != count:
         raise UnsupportedCheckpoint(f"config.json: {key} does not hold {count} multipliers", key)
-    return tuple(number({key: value}, key, 1.0) for value in given)
+    return tuple(number({key: value}, key, 1.0) for value in factors)
 
 
 FAMILY = FalconH1()

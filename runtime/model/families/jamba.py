@@ -55,15 +55,15 @@ class Jamba(DecoderFamily):
         built_in(config, "hidden_act", "silu", self.title)
         built_in(config, "mamba_inner_layernorms", True, self.title)
         types = self.layer_types(config)
-        given = experts(config)
+        mixture = experts(config)
         return super().describe(
             config,
             places=Places(before_mlp="pre_ff_layernorm"),
             layer_types=types,
             turns=(False,) * len(types),
             mamba=mamba(config),
-            experts=given,
-            routed=every(config, PERIODS[1]) if given is not None else (),
+            experts=mixture,
+            routed=every(config, PERIODS[1]) if mixture is not None else (),
             **different,
         )
 
@@ -71,10 +71,10 @@ class Jamba(DecoderFamily):
         return tuple(FULL if attends else LINEAR for attends in every(config, PERIODS[0]))
 
     def kinds(self, config: Mapping[str, Any], layers: Sequence[int]) -> Mapping[str, Any]:
-        given = {**self.defaults, **config}
+        values = {**self.defaults, **config}
         out: dict[str, Any] = {}
         for keys in PERIODS:
-            named = every(given, keys)
+            named = every(values, keys)
             out |= _period([named[i] for i in layers], keys)
         return out
 

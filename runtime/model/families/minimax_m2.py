@@ -62,8 +62,8 @@ class MinimaxM2(DecoderFamily):
 def rotating(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config with the share of a head that rotates: published files give the number of features,
     `rotary_dim`, which transformers does not read."""
-    given = section(config, "rope_parameters").get("partial_rotary_factor")
-    if config.get(ROTATED) is None or given is not None or config.get("partial_rotary_factor") is not None:
+    share = section(config, "rope_parameters").get("partial_rotary_factor")
+    if config.get(ROTATED) is None or share is not None or config.get("partial_rotary_factor") is not None:
         return config
     return {**config, "partial_rotary_factor": integer(config, ROTATED) / integer(config, "head_dim")}
 

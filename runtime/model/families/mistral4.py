@@ -58,8 +58,8 @@ class Mistral4(LatentFamily):
         turned = integer(config, "qk_rope_head_dim")
         key = "rope_scaling" if section(config, "rope_scaling") else "rope_parameters"
         rope = dict(section(config, key))
-        given = [place for place in (rope, config) if place.get(SHARE) is not None]
-        for share in (number(place, SHARE, 1.0) for place in given):
+        places = [place for place in (rope, config) if place.get(SHARE) is not None]
+        for share in (number(place, SHARE, 1.0) for place in places):
             if share > 1 or int(head_dim * share) != turned:
                 raise UnsupportedCheckpoint(
                     f"config.json: {SHARE} is {share:g}, and {turned} of a head's {head_dim} features rotate",

@@ -117,12 +117,12 @@ def _theta(place: Mapping[str, Any]) -> float:
 def _share(config: Mapping[str, Any], key: str, default: float | None, model: str) -> float:
     """Return how much of a head rotates."""
     scaling = section(config, key)
-    given = [place for place in (scaling, config) if place.get(SHARE) is not None]
+    places = [place for place in (scaling, config) if place.get(SHARE) is not None]
     if default is None:
-        for place in given:
+        for place in places:
             built_in(place, SHARE, 1.0, model)
         return 1.0
-    shares = [number(place, SHARE, 1.0) for place in given] or [default]
+    shares = [number(place, SHARE, 1.0) for place in places] or [default]
     if max(shares) > 1:
         raise UnsupportedCheckpoint(f"config.json: {SHARE} is {max(shares):g}, above 1", SHARE)
     if len(set(shares)) > 1:
@@ -189,8 +189,8 @@ def _yarn(rope: Rope, config: Mapping[str, Any], scaling: Mapping[str, Any], key
 
     # Zero means absent, as in transformers.
     names = ("mscale", "mscale_all_dim")
-    given = [number(scaling, name, 1.0) for name in names if scaling.get(name) not in (None, 0)]
-    attention = scale(given[0]) / scale(given[1]) if len(given) == 2 else scale(1.0)
+    factors = [number(scaling, name, 1.0) for name in names if scaling.get(name) not in (None, 0)]
+    attention = scale(factors[0]) / scale(factors[1]) if len(factors) == 2 else scale(1.0)
     attention = number(scaling, "attention_factor", attention)
     return replace(rope, factor=factor, low=slow, high=fast, attention=attention, truncate=truncate)
 

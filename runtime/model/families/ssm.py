@@ -63,13 +63,13 @@ def limits(config: Mapping[str, Any]) -> tuple[float, float | None]:
 
     transformers' torch code uses `time_step_min` in some models instead. Its kernels and vLLM do not.
     """
-    given = config.get(LIMITS)
-    if given is None:
+    bounds = config.get(LIMITS)
+    if bounds is None:
         return 0.0, None
-    pair = [_float(value) for value in given] if isinstance(given, list | tuple) else []
+    pair = [_float(value) for value in bounds] if isinstance(bounds, list | tuple) else []
     if len(pair) != 2 or not 0 <= pair[0] < pair[1]:
         raise UnsupportedCheckpoint(
-            f"config.json: {LIMITS} is {given!r}, not a shortest and a longest step", LIMITS
+            f"config.json: {LIMITS} is {bounds!r}, not a shortest and a longest step", LIMITS
         )
     return pair[0], None if math.isinf(pair[1]) else pair[1]
 

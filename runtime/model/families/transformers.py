@@ -155,7 +155,7 @@ class Transformers(Family):
         tensors = {name: shape for name, shape in tensors.items() if name != HEAD or not tied}
         layers, hidden = integer(config, "num_hidden_layers"), integer(config, "hidden_size")
         heads = integer(config, "num_attention_heads", 1)
-        given = {key: value for key, value in config.items() if value}
+        values = {key: value for key, value in config.items() if value}
         grouped = _grouped(config, tensors)
         numbers = sorted({layer for _, _, spelled in grouped for layer in _numbers(spelled)})
         if numbers != list(range(layers)):
@@ -175,8 +175,8 @@ class Transformers(Family):
             hidden_size=hidden,
             intermediate_size=integer(config, "intermediate_size", hidden),
             num_heads=heads,
-            num_kv_heads=integer(given, "num_key_value_heads", heads),
-            head_dim=integer(given, "head_dim", max(1, hidden // heads)),
+            num_kv_heads=integer(values, "num_key_value_heads", heads),
+            head_dim=integer(values, "head_dim", max(1, hidden // heads)),
             layer_types=tuple(SLIDING if kind == SLIDING else FULL for kind in kinds),
             model_type=str(config.get("model_type")),
             config=json.dumps(
