@@ -125,12 +125,12 @@ class Follower:
         changed_within: what a function changes inside a column, which is not followed; "" for nothing.
         tokenizers: the tokenizers that from_pretrained loads.
         frozen: what the script assigns to requires_grad of some weights.
-        given: the file of the arguments that the script parses; None if there is none.
+        file_arguments: the file of the arguments that the script parses; None if there is none.
         copier: copies functions of the script.
     """
 
     code: ScriptText
-    given: Given | None = None
+    file_arguments: Given | None = None
     copier: Copier | None = None
     trainers: list[Made] = field(default_factory=list)
     others: list[Made] = field(default_factory=list)
@@ -274,7 +274,7 @@ class Follower:
                 where, key = self.value(owner, env), self.value(index, env)
                 value = Unknown(self.unsure) if self.unsure else value
                 if isinstance(where, Row) and isinstance(key, str):
-                    where.made[key] = value
+                    where.columns[key] = value
                 elif isinstance(where, Made) and where.kind == "frame":
                     where.told["changed"] = Arg(True, node, target)
                 elif isinstance(where, dict) and isinstance(key, str | int):
@@ -414,7 +414,7 @@ class Follower:
         if isinstance(owner, Unknown):
             return owner
         if isinstance(owner, Row) and isinstance(index, str):
-            return owner.made.get(index, Column(index))
+            return owner.columns.get(index, Column(index))
         if isinstance(owner, Made) and owner.kind == "tokens":
             return owner.but(kind="ids")
         if isinstance(owner, Made) and owner.kind == "parts":
@@ -444,8 +444,8 @@ class Follower:
             if owner.kind == "tokenizer" and name == "eos_token":
                 return End()
             if name in owner.args:
-                if self.given:
-                    self.given.read(name, owner.args[name])
+                if self.file_arguments:
+                    self.file_arguments.read(name, owner.args[name])
                 return owner.args[name].value
             if "parsed" in owner.told and owner.kind in arguments.SECTIONS:
                 return arguments.default(owner, name)
@@ -487,10 +487,10 @@ class Follower:
 
     def parsed(self, node: ast.expr, env: ChainMap[str, Any]) -> Arg | None:
         """Return the argument that an expression reads from a file, with its place there."""
-        if self.given and isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        if self.file_arguments and isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             owner = env.get(node.value.id)
             arg = owner.args.get(node.attr) if isinstance(owner, Made) else None
-            return arg if arg is not None and arg is self.given.args.get(node.attr) else None
+            return arg if arg is not None and arg is self.file_arguments.args.get(node.attr) else None
         return None
 
     def inline(self, node: ast.AST, callee: Function, values: list[Any], named: dict[str, Arg]) -> Any:
@@ -655,10 +655,14 @@ class Follower:
             kind = "parser" if last == "ArgumentParser" else "cli"
             classes = args[:1] or [argument.value for argument in named.values()][:1]
             return Made(kind, {"classes": Arg(classes, node, node)}, node)
-        if owner in arguments.MODULES and last in arguments.HELPERS and self.given:
+        if owner in arguments.MODULES and last in arguments.HELPERS and self.file_arguments:
             return self.helped(node, last, args)
         if last in ("get_peft_config", "get_quantization_config") and args and isinstance(args[0], Made):
-            return arguments.of_model(args[0], node, last, self.given) if self.given else self.unknown(node)
+            return (
+                arguments.of_model(args[0], node, last, self.file_arguments)
+                if self.file_arguments
+                else self.unknown(node)
+            )
         if last in ("Fire", "run") and args and isinstance(args[0], Function):
             return self.inline(node, args[0], [], {})
         if last in TRUE:
@@ -701,8 +705,8 @@ class Follower:
             return self.unknown(node)
         defaults, more = args[0].args, args[1].args if len(args) > 1 and isinstance(args[1], Made) else {}
         for key, arg in defaults.items():
-            if self.given and (name != "get_dataset" or key.startswith("dataset_")):
-                self.given.read(key, arg)
+            if self.file_arguments and (name != "get_dataset" or key.startswith("dataset_")):
+                self.file_arguments.read(key, arg)
         if name == "get_dataset" and "dataset_mixture" in defaults:
             return Made("all", {"dataset_mixture": defaults["dataset_mixture"]}, node)
         if name == "get_dataset":
@@ -717,8 +721,8 @@ class Follower:
         usual = Arg(arguments.default(args[0], "dtype"), node, node)
         loaded = {new: defaults[old] for old, new in names.items() if old in defaults}
         loaded |= {} if {"dtype", "torch_dtype"}.intersection(loaded) else {"dtype": usual}
-        if self.given and (
-            instance := arguments.of_model(args[0], node, "get_quantization_config", self.given)
+        if self.file_arguments and (
+            instance := arguments.of_model(args[0], node, "get_quantization_config", self.file_arguments)
         ):
             loaded["quantization_config"] = Arg(instance, node, node)
         return self.pretrained(node, "AutoModelForCausalLM", path, loaded)
@@ -877,18 +881,18 @@ class Follower:
         if isinstance(kind, Function) and isinstance(kind.node, ast.ClassDef):
             base = next((base for _, base, body in self.classes if body is kind.node), "")
             instance = self.inline(node, kind, [], {})
-            if CONFIG.fullmatch(base) and self.given is None:
+            if CONFIG.fullmatch(base) and self.file_arguments is None:
                 return Made("cli", {}, node)
-            if self.given is None or not isinstance(instance, Made):
+            if self.file_arguments is None or not isinstance(instance, Made):
                 return cast(Made, instance)
             targets = (
                 statement.target for statement in kind.node.body if isinstance(statement, ast.AnnAssign)
             )
             fields = {target.id for target in targets if isinstance(target, ast.Name)}
-            return self.given.filled(instance, frozenset(fields) | arguments.of_class(base))
-        if self.given is None or not isinstance(kind, Known):
+            return self.file_arguments.filled(instance, frozenset(fields) | arguments.of_class(base))
+        if self.file_arguments is None or not isinstance(kind, Known):
             return Made("cli", {}, node)
-        return self.given.parsed(kind.name.rpartition(".")[2])
+        return self.file_arguments.parsed(kind.name.rpartition(".")[2])
 
     def formatted(self, node: ast.expr, text: str, args: list[Any], named: dict[str, Arg]) -> Any:
         """Return a template with the arguments of str.format filled in."""

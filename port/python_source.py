@@ -420,7 +420,7 @@ class _Assembly:
         notes = self.beside()
         order = sorted(self.data, key=lambda key: (self.keys[key].line, self.keys[key].column))
         tree = self.code.tree
-        read = self.follower.given
+        read = self.follower.file_arguments
         taken = read is not None and read.used
         script = Script(TRAINERS[trainer.kind], tool, defaults, rows, rewards, notes, taken)
         return Source(
@@ -469,7 +469,7 @@ class _Assembly:
 
     def beside(self) -> dict[str, str]:
         """Set the arguments of a file that became no key of the run, and return what becomes of them."""
-        file_arguments = self.follower.given
+        file_arguments = self.follower.file_arguments
         if file_arguments is None or not file_arguments.used:
             return {}
         places = {(span.file, span.line, span.column) for span in self.keys.values()}
@@ -561,7 +561,7 @@ class _Assembly:
             message = f"the training arguments are not in the script: they come from {where}"
             file, parsed = self.code.tree.file, isinstance(instance, Made) and instance.kind == "cli"
             help = "write the values into the script"
-            if parsed and self.follower.given is None:
+            if parsed and self.follower.file_arguments is None:
                 help = f"name the file of its arguments too: recipe port {file} config.yaml; or {help}"
             raise self.refused(E1177, message, help, config.node)
         script_class = instance.told["own"].value if "own" in instance.told else ()

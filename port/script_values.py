@@ -76,7 +76,7 @@ class Function:
 class Row:
     """A row of a data set. Only the columns that functions have made are known."""
 
-    made: dict[str, Any]
+    columns: dict[str, Any]
 
 
 def above(path: str) -> str:
@@ -143,7 +143,7 @@ def has_unknown(value: Any) -> bool:
 def columns_of(out: Any, row: Row, batched: bool) -> dict[str, Any] | None:
     """Return the columns that a function over rows makes, or None if it does not return a row."""
     if isinstance(out, Row):
-        out = out.made
+        out = out.columns
     if not isinstance(out, dict):
         return None
     taken = {

@@ -317,17 +317,17 @@ def say_rewards(keys: Keys, rewards: Sequence[Reward] | None = None) -> Says:
         message = f"`reward_weights` has {len(weights)} numbers for {len(names)} reward functions"
         yield keys.refuse("reward_weights", E1145, message, f"reward_weights: {[1.0] * len(names)}")
         weights = [1.0] * len(names)
-    found = []
+    functions = []
     for entry, weight in zip(entries, weights, strict=True):
         if entry.value is not None:
-            found.append({**entry.value, **({"weight": weight} if weight != 1 else {})})
+            functions.append({**entry.value, **({"weight": weight} if weight != 1 else {})})
         elif entry.penalty and weight != 1:
             yield keys.learned("reward_weights", (), "recipec's overlong penalty has the weight 1")
     notes = "; ".join(dict.fromkeys(entry.note for entry in entries if entry.note))
-    if found:
-        yield keys.say(key, {"rewards": found}, notes)
+    if functions:
+        yield keys.say(key, {"rewards": functions}, notes)
     if keys.given("reward_weights"):
-        yield keys.same("reward_weights", {"rewards": found} if found else None)
+        yield keys.same("reward_weights", {"rewards": functions} if functions else None)
     yield keys.same("reward_weights", note="each reward has the weight 1")
 
 

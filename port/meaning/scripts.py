@@ -130,7 +130,7 @@ IMPORTS = ("import ", "from ")
 class Columns:
     """The columns that functions make before one that is not followed."""
 
-    made: Mapping[str, Any]
+    columns: Mapping[str, Any]
 
 
 def before_hand(mapping: Mapping[str, Any]) -> tuple[tuple[Columns, ...], dict[str, Any]]:
@@ -460,7 +460,7 @@ def {entry}(row):
 
 
 def _with_columns(step: Columns) -> str:
-    pairs = "".join(f"        {literal(key)}: {_inline(value)},\n" for key, value in step.made.items())
+    pairs = "".join(f"        {literal(key)}: {_inline(value)},\n" for key, value in step.columns.items())
     return f"    row = {{\n        **row,\n{pairs}    }}\n"
 
 

@@ -309,9 +309,7 @@ MARK = "\N{WHITE SQUARE}"
 def _styles(module: ast.Module) -> Keys:
     """Return what litgpt's prompt styles write before an answer, by name: str.format templates with
     {instruction}. The classes of this one file are executed, without any import."""
-    kept: list[ast.stmt] = [
-        node for node in module.body if isinstance(node, ast.ClassDef | ast.AnnAssign)
-    ]
+    kept: list[ast.stmt] = [node for node in module.body if isinstance(node, ast.ClassDef | ast.AnnAssign)]
     namespace: dict[str, Any] = {"dumps": json.dumps, "abstractmethod": lambda method: method}
     future = compile("from __future__ import annotations", "", "exec").co_flags
     exec(compile(ast.Module(kept, []), "prompts.py", "exec", future, dont_inherit=True), namespace)

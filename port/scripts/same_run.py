@@ -151,8 +151,10 @@ def run_tool(
     """Run a tool's own commands, and read what it trained on."""
     seen = folder / "seen"
     (folder / "home").mkdir()
-    given = {name: os.environ[name] for name in ("LANG", "LC_ALL", "SSL_CERT_FILE") if name in os.environ}
-    given |= {
+    process_variables = {
+        name: os.environ[name] for name in ("LANG", "LC_ALL", "SSL_CERT_FILE") if name in os.environ
+    }
+    process_variables |= {
         "PATH": f"{environment / 'bin'}:{os.environ['PATH']}",
         "HOME": str(folder / "home"),
         "PYTHONPATH": str(HOOK),
@@ -164,7 +166,7 @@ def run_tool(
     }
     for command in commands:
         program = str(environment / "bin" / command[0])
-        called([program, *command[1:]], folder, folder / "tool.log", given)
+        called([program, *command[1:]], folder, folder / "tool.log", process_variables)
     return read_tool(folder)
 
 
