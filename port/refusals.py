@@ -77,9 +77,10 @@ E1149 = Code(
 
 E1150 = Code(
     "E1150",
-    "images or sound",
-    cause="The ported file trains on images, video or sound. The models here read only text.",
-    cure="Train only on text.",
+    "pictures, video or sound",
+    cause="The ported file trains on video or sound, which no model here reads; or on pictures with a model "
+    "whose vision tower is not here, or with another objective than `sft`.",
+    cure="Train on text, or on pictures with a model that has its vision tower here (docs/images.md).",
 )
 
 E1160 = Code(

@@ -19,6 +19,7 @@ from recipec.port.meaning import (
     datasets,
     experts,
     freezing,
+    images,
     losses,
     model_names,
     reinforcement,
@@ -850,17 +851,36 @@ exact reward_model process_reward_model kd_trainer nemo_gym_enabled hatchery: of
 """)
 """Keys that turn the run into another kind."""
 
-VISION = table("""
-E1150 processor_type processor_kwargs image_size image_resize_algorithm role_boundaries: `{key}` is for images
-    or sound, and recipec's models read text => train on text: remove the key, and use data sets of text
-exact processor_type processor_kwargs image_size image_resize_algorithm role_boundaries
+OF_PICTURES = table("""
+learned processor_kwargs=null/{}: recipec loads the processor with the checkpoint's own settings
+learned image_size=null: Axolotl scales pictures and pads them to a square; the checkpoint's processor does
+    not
+exact image_resize_algorithm: null: Axolotl reads it with image_size
 """)
+FIRST_PICTURE = "of several pictures in a column Axolotl takes the first, and recipec takes them all"
+
+
+def _pictures(run: Run) -> Says:
+    """State what turns pictures on. Without a processor, Axolotl reads text."""
+    keys = run.keys
+    names = ("processor_kwargs", "image_size", "image_resize_algorithm", "role_boundaries")
+    if not keys.text("processor_type"):
+        yield keys.same("processor_type", note="off")
+        yield from keys.passive(names, "Axolotl reads it with processor_type")
+        return
+    if not (yield from images.say_images(keys, "processor_type", run.model, run.objective, FIRST_PICTURE)):
+        yield from keys.passive(names, "part of processor_type")
+        return
+    yield from keys.follow(OF_PICTURES)
+    boundaries = "recipec finds the turns by the chat template"
+    yield keys.unless("role_boundaries", (None, []), boundaries)
+
 
 RULES: Sequence[Rule[Run]] = (
     _objective,
     follow(OTHERS, off=(False,)),
-    follow(VISION),
     _model,
+    _pictures,
     _adapters,
     _data,
     _launch,

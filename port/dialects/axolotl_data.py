@@ -12,7 +12,7 @@ from recipec.port import copies
 from recipec.port.dialects.axolotl_prompts import PROMPTS, STYLES
 from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys, table, words
-from recipec.port.meaning import conversion, datasets, reinforcement, rows, templates
+from recipec.port.meaning import conversion, datasets, images, reinforcement, rows, templates
 from recipec.port.meaning.losses import UNPAIRED
 from recipec.port.names import known, tokenizer_of
 from recipec.port.refusals import E1143, E1145, E1147
@@ -235,7 +235,8 @@ def _packing(keys: Keys, objective: str) -> Says:
 
 def _loss(keys: Keys, train: Sequence[Entry], kinds: Sequence[Kind]) -> Says:
     """State which tokens carry loss. With several row formats, each has its own rule, unless all do."""
-    formats, whole = {kind.format for kind in kinds}, keys.flag("train_on_inputs")
+    unmarked = _without_turns(keys, train)
+    formats, whole = {kind.format for kind in kinds}, keys.flag("train_on_inputs") or unmarked
     if formats == {"prompt"}:
         yield keys.same("train_on_inputs", note="the loss covers the completions")
         return
@@ -244,7 +245,8 @@ def _loss(keys: Keys, train: Sequence[Entry], kinds: Sequence[Kind]) -> Says:
         plain = formats in ({"preference"}, {UNPAIRED}) or (len(formats) > 1 and not whole)
         yield keys.say("train_on_inputs", {} if plain else {"data.loss_on": loss})
         return
-    yield keys.say("train_on_inputs", {"data.loss_on": "all"} if whole else {}, MARKS if whole else "")
+    note = UNMARKED if unmarked else MARKS if whole else ""
+    yield keys.say("train_on_inputs", {"data.loss_on": "all"} if whole else {}, note)
     chats = [entry for entry in train if entry.kind is not None and entry.kind.format == "chat"]
     losses = [_learned(entry.keys) for entry in chats]
     shared = len(formats) == 1 and all(loss == losses[0] for loss in losses)
@@ -262,6 +264,24 @@ def _loss(keys: Keys, train: Sequence[Entry], kinds: Sequence[Kind]) -> Says:
         yield from _turns(entry.keys, loss, {} if whole else sets)
     if shared and not whole:
         yield chats[0].keys.default("roles_to_train", ["assistant"], sets)
+
+
+KNOWN_TURNS = words(
+    """qwen2_vl qwen3_5 gemma3 gemma3n gemma4 gemma4_unified llama3_2_vision llama4 pixtral
+    mistral_v7_tekken"""
+)
+"""The templates whose turns Axolotl knows where it trains on pictures."""
+UNMARKED = (
+    "with pictures, Axolotl does not know the turns of this template: it trains on all tokens but pictures'"
+)
+
+
+def _without_turns(keys: Keys, train: Sequence[Entry]) -> bool:
+    """Return whether Axolotl trains on whole conversations, because it does not know their turns."""
+    if not images.trained_on(keys) or keys.value("role_boundaries"):
+        return False
+    names = {entry.keys.text("chat_template") or keys.text("chat_template") for entry in train}
+    return not names <= KNOWN_TURNS
 
 
 def _roles(keys: Keys) -> list[str]:

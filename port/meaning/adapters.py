@@ -17,7 +17,7 @@ from recipec.compiler.catalog import Model
 from recipec.compiler.wording import listing
 from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys, as_number, table
-from recipec.port.meaning import experts
+from recipec.port.meaning import experts, images
 from recipec.port.names import known, of_model
 from recipec.port.refusals import E1145, E1146, E1148, E1160, E1164
 from recipec.runtime.model.families.decoder import DecoderArchitecture
@@ -94,8 +94,9 @@ def say_targets(
         yield keys.refuse(key, E1164, message, f"its projections are {known}")
         return None
     notes = []
-    if chosen.beyond:
-        notes.append(f"recipec puts no adapter on {listing(chosen.beyond)}: it trains fewer parameters")
+    beyond = (*chosen.beyond, *((VISION,) if chosen.vision and images.trained_on(keys) else ()))
+    if beyond:
+        notes.append(f"recipec puts no adapter on {listing(beyond)}: it trains fewer parameters")
     if chosen.unmatched:
         notes.append(f"{model.title} has no module {listing(chosen.unmatched)}")
     sets: dict[str, Any] = {"lora.targets": list(chosen.targets), "lora.layers": chosen.layers}
@@ -113,7 +114,7 @@ def say_targets(
         yield keys.say(key, sets, "; ".join(notes))
     elif also:
         yield keys.same(key, sets, f"Unsloth trains {listing(also)} whole, without adapters")
-    elif chosen.vision:
+    elif chosen.vision and not images.trained_on(keys):
         yield keys.same(key, sets, "these include the vision tower, which the model in recipec does not have")
     elif chosen.doubled and keys.given(key):
         yield keys.same(key, sets, DOUBLED)

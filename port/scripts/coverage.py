@@ -44,7 +44,7 @@ SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto")
 
 UNKNOWN = "model not known"
 REASONS = {
-    "images or sound": ("E1150",),
+    "pictures or sound": ("E1150",),
     "another kind of training": ("E1149", "E1152", "E1171"),
     UNKNOWN: ("E0801", "E0802", "E0803", "E0804"),
     "changes what is learned": ("E1163", "E1180"),
@@ -53,7 +53,7 @@ REASONS = {
     "something else": (),
 }
 """Reasons why a config is not carried, by error code. If several apply, the first counts."""
-BEYOND = ("images or sound", "another kind of training")
+BEYOND = ("pictures or sound", "another kind of training")
 """Reasons that no recipe could remove; all other configs train on text with a supported objective."""
 
 
