@@ -54,7 +54,7 @@ REASONS = {
     "evaluation": "how the tool evaluates, which does not affect training",
     "export": "what happens to the weights after training; merge.py follows the recipe's merge section",
     "generation": "a setting of generation, which does not affect training",
-    "media": "recipec does not read images and sound: its model has no tower for them",
+    "media": "the run has no pictures, video or sound",
     "method": "a setting of another stage or method",
 }
 """Reasons why a key does not affect any number here. In a table's row, such a word stands for `exact` with

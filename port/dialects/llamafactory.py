@@ -20,6 +20,7 @@ from recipec.port.meaning import (
     datasets,
     experts,
     freezing,
+    images,
     losses,
     rows,
     sharding,
@@ -385,8 +386,8 @@ def _dtype(run: LlamaFactory) -> Statements[str]:
 def _data(run: LlamaFactory) -> Says:
     """State the keys of `data`."""
     keys, model, stage = run.keys, run.model, run.stage
-    chosen = yield from _chosen(keys, "dataset", "data.train", stage)
-    others = yield from _chosen(keys, "eval_dataset", "data.eval", stage)
+    chosen = yield from _chosen(run, "dataset", "data.train")
+    others = yield from _chosen(run, "eval_dataset", "data.eval")
     chosen = yield from _form(keys, chosen, others, stage)
     yield from _mixing(keys, chosen)
     yield from keys.passive(("dataset", "eval_dataset", "dataset_dir", "max_samples"), "")
@@ -414,7 +415,8 @@ E1151 = Code(
 )
 
 
-def _chosen(keys: Keys, key: str, path: str, stage: str) -> Statements[list[DataSet]]:
+def _chosen(run: LlamaFactory, key: str, path: str) -> Statements[list[DataSet]]:
+    keys = run.keys
     names = _names(keys, key)
     if not names:
         if key == "dataset":
@@ -431,7 +433,7 @@ def _chosen(keys: Keys, key: str, path: str, stage: str) -> Statements[list[Data
             out.append(DataSet(datasets.source(f"hf://{name}", None, None, limit), "chat", {}, transform))
         elif info is None and not folder.startswith("REMOTE:") and (entry := own_data_set(name)):
             entries = datasets.unwritten(keys, {name: entry})
-            out.append((yield from _data_set(entries.below(name), name, folder, limit, stage)))
+            out.append((yield from _data_set(run, entries.below(name), name, folder, limit)))
             notes.append((yield from datasets.retold(keys, key, entries)))
             if file := entry.get("file_name"):
                 notes.append(own_file(f"data/{file}"))
@@ -444,7 +446,7 @@ def _chosen(keys: Keys, key: str, path: str, stage: str) -> Statements[list[Data
             help = f"did you mean `{close[0]}`?" if close else f"add `{name}` to {info.source.file}"
             yield keys.refuse(key, E1151, f"`{name}` is not in {info.source.file}", help)
         else:
-            out.append((yield from _data_set(info.below(name), name, folder, limit, stage)))
+            out.append((yield from _data_set(run, info.below(name), name, folder, limit)))
     if info:
         used = {*_names(keys, "dataset"), *_names(keys, "eval_dataset")}
         yield from info.unused(
@@ -635,7 +637,15 @@ JUDGED = {"dpo": "preference", "kto": losses.UNPAIRED}
 """The `data.format` of stages with judged answers."""
 OTHERS = "recipec takes the row before in a micro-batch; LLaMA-Factory in the data set"
 BY_TWO = "recipec's micro-batches have two rows, for each other's answers"
-MEDIA = ("images", "videos", "audios")
+OTHER_ROWS = "use a data set of text"
+OF_PICTURES = table("""
+lost image_min_pixels=1024: recipec does not enlarge small pictures
+learned image_do_pan_and_scan=false crop_to_patches=false: recipec does not cut pictures into crops
+learned freeze_vision_tower=true freeze_multi_modal_projector=true: recipec keeps the vision tower and its
+    projector frozen
+exact freeze_mm_modules video_max_pixels video_min_pixels video_fps video_maxlen audio_sampling_rate
+    use_audio_in_video: it is not about pictures
+""")
 ORDER = "LLaMA-Factory leaves out rows whose turns do not alternate; recipec keeps them"
 TOOLS = "recipec may leave out rows that call tools, and tells the model of no tools"
 
@@ -661,14 +671,17 @@ class DataSet:
     columns: conversion.Alpaca | None = None
 
 
-def _data_set(keys: Keys, name: str, folder: str, limit: int | None, stage: str) -> Statements[DataSet]:
+def _data_set(
+    run: LlamaFactory, keys: Keys, name: str, folder: str, limit: int | None
+) -> Statements[DataSet]:
     """Read an entry of dataset_info.json, and record each of its keys."""
     source = yield from _source(keys, name, folder, limit)
     columns = yield from _named(keys, "columns", COLUMNS)
     tags = yield from _named(keys, "tags", TAGS)
     formatting = keys.choice("formatting", ("alpaca", "sharegpt", "openai")) or "alpaca"
     ranking = keys.flag("ranking")
-    yield from _media(keys, columns)
+    stage = run.stage
+    yield from _media(run, keys, columns)
     if stage == "pt":
         data_set = DataSet(source, "text", {"text": columns.get("prompt") or "text"})
     elif formatting == "alpaca":
@@ -735,19 +748,41 @@ def _named(keys: Keys, section: str, defaults: Mapping[str, str]) -> Statements[
     return named
 
 
-def _media(keys: Keys, columns: Mapping[str, str]) -> Says:
+def _media(run: LlamaFactory, keys: Keys, columns: Mapping[str, str]) -> Says:
+    """State the columns of pictures, and refuse those of video and sound."""
     below = keys.below("columns")
-    message = "`{}`: recipec's models read text"
-    refused = {name: (E1150, message.format(name), "use a data set of text") for name in MEDIA}
-    for name, why in refused.items():
+    for name in ("videos", "audios"):
         if name in columns:
             yield below.withdraw(name)
-            yield below.refuse(name, *why)
+            yield below.refuse(name, E1150, f"`{name}`: recipec's models read text and pictures", OTHER_ROWS)
+    if "images" in columns:
+        yield below.withdraw("images")
+        objective = "sft" if run.stage == "sft" else run.stage
+        yield from images.say_images(below, "images", run.model, objective, help=OTHER_ROWS)
+
+
+def _pictures(run: LlamaFactory) -> Says:
+    """State how pictures are scaled, and what of the tower is trained."""
+    keys = run.keys
+    if not images.trained_on(keys):
+        return
+    pixels = keys.integer("image_max_pixels") or 768 * 768
+    if keys.given("image_max_pixels"):
+        yield keys.say("image_max_pixels", {"data.images.max_pixels": pixels})
+    else:
+        yield keys.default("image_max_pixels", pixels, {"data.images.max_pixels": pixels})
+    yield from keys.follow(OF_PICTURES)
+    if media := keys.text("media_dir"):
+        yield keys.same("media_dir", {"data.images.folder": media})
+    yield keys.same("media_dir", note="pictures are named from the folder of the data")
 
 
 def _alpaca(source: Any, columns: Mapping[str, str], ranking: bool) -> DataSet:
     names = ("prompt", "query", "response", "history", "system", "chosen", "rejected")
-    named = {name: columns.get(name) for name in names} | {"label": columns.get("kto_tag")}
+    named = {name: columns.get(name) for name in names} | {
+        "label": columns.get("kto_tag"),
+        "images": columns.get("images"),
+    }
     asked = conversion.Alpaca(**named)
     transform = conversion.alpaca(asked, ranking)
     note = TOOLS if "tools" in columns else ""
@@ -770,7 +805,10 @@ def _conversations(
     notes = (ORDER if formatting == "sharegpt" else "", TOOLS if "tools" in columns else "")
     note = "; ".join(filter(None, notes))
     if known and not ranking and "system" not in columns and "kto_tag" not in columns:
-        fields = {"messages": messages, "role": role, "content": content, "tools": columns.get("tools")}
+        fields = {
+            **{"messages": messages, "role": role, "content": content},
+            **{name: columns.get(name) for name in ("tools", "images")},
+        }
         return DataSet(source, "chat", {here: there for here, there in fields.items() if there}, note=note)
     turns = {word: "assistant" if meant == "function_call" else meant for word, meant in words.items()}
     chosen, rejected = (columns.get(name) or name if ranking else None for name in ("chosen", "rejected"))
@@ -780,6 +818,7 @@ def _conversations(
             chosen=chosen,
             rejected=rejected,
             label=columns.get("kto_tag"),
+            images=columns.get("images"),
         )
     )
     return DataSet(source, _format(columns, ranking), {}, transform, ranking, note)
@@ -866,6 +905,7 @@ RULES: Sequence[Rule[LlamaFactory]] = (
     _quantized,
     balance("moe_aux_loss_coef", *BALANCED),
     _data,
+    _pictures,
     _token_loss,
     _training,
     _undivided,

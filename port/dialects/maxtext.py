@@ -16,7 +16,16 @@ from recipec.compiler.wording import plural
 from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import REASONS, Keys, defaults_of, keys_of, table, tools, words
 from recipec.port.ledger import Ledger
-from recipec.port.meaning import adapters, datasets, experts, model_names, sharding, templates, training
+from recipec.port.meaning import (
+    adapters,
+    datasets,
+    experts,
+    images,
+    model_names,
+    sharding,
+    templates,
+    training,
+)
 from recipec.port.meaning.run import Run
 from recipec.port.names import known
 from recipec.port.refusals import E1142, E1143, E1144, E1149, E1150, E1160, E1163, E1164, E1180
@@ -182,9 +191,8 @@ def _model(run: Run) -> Says:
     yield keys.same("tokenizer_path", note="the model's own")
     yield from _balance(keys, str(name), named.model)
     if keys.flag("use_multimodal"):
-        yield keys.refuse(
-            "use_multimodal", E1150, "a run on images, which recipec does not read", "use_multimodal: false"
-        )
+        message = images.NOT_CARRIED.format("a run with `use_multimodal`", TITLE)
+        yield keys.refuse("use_multimodal", E1150, message, images.AFTERWARDS)
 
 
 def _bare(text: str) -> str:

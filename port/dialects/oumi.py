@@ -16,6 +16,7 @@ from recipec.port.meaning import (
     conversion,
     datasets,
     experts,
+    images,
     losses,
     model_names,
     rows,
@@ -334,8 +335,8 @@ def _source(keys: Keys, kind: str) -> Statements[tuple[Any, Rows | None]]:
     name, folder = keys.text("dataset_name"), keys.text("dataset_path")
     inner = keys.below("dataset_kwargs")
     if name in IMAGES or inner.given("processor_name") or inner.given("image_column"):
-        message = f"`{name}` has images, and recipec's models read text"
-        yield keys.refuse("dataset_name", E1150, message, "name a data set of text")
+        message = images.NOT_CARRIED.format(f"`{name}`", TITLE)
+        yield keys.refuse("dataset_name", E1150, message, images.AFTERWARDS)
         yield from keys.passive(("dataset_kwargs",), "of the data set")
         return None, None
     where = inner.text("hf_dataset_path") or inner.text("dataset_name_override") or folder or name or ""
@@ -437,7 +438,8 @@ def _loss(split: Keys, inner: Keys, form: str, tokenized: bool) -> Says:
     name, target = split.text("collator_name") or "", str(split.value("train_target") or "").lower()
     kwargs = split.mapping("collator_kwargs")
     if "vision" in name:
-        yield split.refuse("collator_name", E1150, f"{name}: recipec's models read text", "text_with_padding")
+        message = images.NOT_CARRIED.format(f"`{name}`", TITLE)
+        yield split.refuse("collator_name", E1150, message, images.AFTERWARDS)
     elif form == "preference":
         yield split.same("collator_name", note="the loss compares the answers of preferences")
     elif "completions_only" in name:

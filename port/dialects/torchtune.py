@@ -15,6 +15,7 @@ from recipec.port.meaning import (
     adapters,
     conversion,
     datasets,
+    images,
     model_names,
     rounding,
     rows,
@@ -554,7 +555,7 @@ def _one(keys: Keys, entry: Keys, objective: str, path: str) -> Statements[tuple
     if kind is None:
         code, message = E1143, f"the data set {component or 'without _component_'} has no counterpart"
         if "multimodal" in component:
-            code, message = E1150, f"{component} has images and text"
+            code, message = E1150, images.NOT_CARRIED.format(component, TITLE)
         names = listing([name for name in KINDS], "or")
         yield entry.refuse("_component_", code, message, f"one of {PREFIX}: {names}")
         return None

@@ -103,7 +103,11 @@ def {FUNCTION}(row):
 
 @dataclass(frozen=True)
 class Alpaca:
-    """The columns of an alpaca data set of LLaMA-Factory. A missing column is None."""
+    """The columns of an alpaca data set of LLaMA-Factory. A missing column is None.
+
+    Attributes:
+        images: the column of pictures, which conversations pass on.
+    """
 
     prompt: str | None = "instruction"
     query: str | None = "input"
@@ -113,6 +117,7 @@ class Alpaca:
     chosen: str | None = None
     rejected: str | None = None
     label: str | None = None
+    images: str | None = None
 
 
 def alpaca(columns: Alpaca, ranking: bool, chats: Mapping[str, str] | None = None) -> str:
@@ -170,7 +175,8 @@ def alpaca(columns: Alpaca, ranking: bool, chats: Mapping[str, str] | None = Non
     }}
 """
     else:
-        body += f"    return {{{messages}: [*messages, {{{assistant}row[{response}]}}]}}\n"
+        pictures = _pictures(columns.images)
+        body += f"    return {{{messages}: [*messages, {{{assistant}row[{response}]}}]{pictures}}}\n"
     return f'''"""Rows of instructions as messages, as LLaMA-Factory joins them."""
 
 
@@ -190,6 +196,7 @@ class Tagged:
         system: the column with the system message, None for none.
         chosen, rejected: the columns of the two answers, for preferences.
         label: the column that says whether the last message is desirable, None for none.
+        images: the column of pictures, None for none.
     """
 
     messages: str
@@ -200,13 +207,14 @@ class Tagged:
     chosen: str | None = None
     rejected: str | None = None
     label: str | None = None
+    images: str | None = None
 
 
 def tagged(tags: Tagged) -> str:
     """Convert conversations with other keys or roles to messages, or to preferences with two answers."""
     role = f"ROLES[message[{literal(tags.role)}]]" if tags.roles else f"message[{literal(tags.role)}]"
     system = answer = ""
-    returned = '    return {"messages": messages}\n'
+    returned = f'    return {{"messages": messages{_pictures(tags.images)}}}\n'
     if tags.label:
         label = f'"label": row[{literal(tags.label)}]'
         returned = f'    return {{"prompt": messages[:-1], "completion": messages[-1:], {label}}}\n'
@@ -244,6 +252,11 @@ def plain(message):
     """A message by the names that templates know."""
     return {{"role": {role}, "content": message[{literal(tags.content)}]}}
 {answer}'''
+
+
+def _pictures(column: str | None) -> str:
+    """Return what adds a row's pictures to a dictionary of its conversation."""
+    return "" if column is None else f', "images": row.get({literal(column)})'
 
 
 def _roles(roles: Mapping[str, str]) -> str:

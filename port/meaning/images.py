@@ -13,6 +13,10 @@ NO_TOWER = "`{}` is for pictures, and recipec has no vision tower for {}"
 OTHER_OBJECTIVE = "`{}` is for pictures: recipec trains on pictures by supervised fine-tuning alone"
 WITHOUT = "train on text: remove the key, and use data sets of text"
 
+NOT_CARRIED = "{} has pictures, which recipe port does not carry over from {}"
+AFTERWARDS = "port a config of text, and add data.images to the recipe (docs/images.md)"
+"""What a dialect without rules for pictures says of them, and the way out."""
+
 
 def has_tower(model: Model) -> bool:
     """Return whether the model's family has its vision tower here."""
