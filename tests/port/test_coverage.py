@@ -69,7 +69,7 @@ def test_coverage_script_counts_configs_by_dialect_and_reason(
     assert {name: (each["dialect"], each["reason"]) for name, each in found.items()} == {
         "accelerate.yaml": ("", "no config of these tools"),
         "axolotl/carried.yml": ("Axolotl", ""),
-        "axolotl/images.yml": ("Axolotl", "images or sound"),
+        "axolotl/images.yml": ("Axolotl", "pictures or sound"),
         "axolotl/large.yml": ("Axolotl", ""),
         "axolotl/malformed.yml": ("", "cannot be read"),
         "axolotl/unknown.yaml": ("Axolotl", "model not known"),
