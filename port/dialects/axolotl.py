@@ -692,9 +692,12 @@ def _attention(run: Run) -> Says:
     keys, model = run.keys, run.model
     on = [flag for flag in _FLAGS if keys.flag(flag)]
     held = keys.text("attn_implementation") or (_FLAGS[on[0]] if on else None)
-    flashes = model is None or model.family.flash_attention
+    scores = images.needs_scores(keys, model)
+    flashes = (model is None or model.family.flash_attention) and not scores
     sets = {"model.attention": "dot" if held in (None, "eager", "sdpa") or not flashes else "splash"}
     note = "recipec does not quantize attention scores" if held in ("sage", "fp8") else ""
+    if scores and held not in (None, "eager", "sdpa"):
+        note = images.BY_SCORES
     for key in ("attn_implementation", *on):
         yield keys.say(key, sets if keys.given(key) else None, note)
     yield from keys.passive(_FLAGS, "off")
@@ -868,7 +871,10 @@ def _pictures(run: Run) -> Says:
         yield keys.same("processor_type", note="off")
         yield from keys.passive(names, "Axolotl reads it with processor_type")
         return
-    if not (yield from images.say_images(keys, "processor_type", run.model, run.objective, FIRST_PICTURE)):
+    sets: dict[str, Any] = {images.IMAGES: {}}
+    if not (
+        yield from images.say_images(keys, "processor_type", run.model, run.objective, sets, FIRST_PICTURE)
+    ):
         yield from keys.passive(names, "part of processor_type")
         return
     yield from keys.follow(OF_PICTURES)

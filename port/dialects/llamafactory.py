@@ -290,8 +290,10 @@ def _attention(run: LlamaFactory) -> Says:
         return
     flashes = run.model is None or run.model.family.flash_attention
     fused = run.keys.value("flash_attn") in ("fa2", "fa3") and flashes
-    sets = {"model.attention": "splash" if fused else "dot"}
-    yield run.keys.same("flash_attn", sets if run.keys.given("flash_attn") else None)
+    scores = images.needs_scores(run.keys, run.model)
+    sets = {"model.attention": "splash" if fused and not scores else "dot"}
+    note = images.BY_SCORES if fused and scores else ""
+    yield run.keys.say("flash_attn", sets if run.keys.given("flash_attn") else None, note)
 
 
 def _lora(keys: Keys, model: Model | None) -> Says:
@@ -757,8 +759,16 @@ def _media(run: LlamaFactory, keys: Keys, columns: Mapping[str, str]) -> Says:
             yield below.refuse(name, E1150, f"`{name}`: recipec's models read text and pictures", OTHER_ROWS)
     if "images" in columns:
         yield below.withdraw("images")
-        objective = "sft" if run.stage == "sft" else run.stage
-        yield from images.say_images(below, "images", run.model, objective, help=OTHER_ROWS)
+        sets = {MOST_PIXELS: _most_pixels(run.keys)}
+        yield from images.say_images(below, "images", run.model, run.stage, sets, help=OTHER_ROWS)
+
+
+MOST_PIXELS = "data.images.max_pixels"
+
+
+def _most_pixels(keys: Keys) -> int:
+    """Return the pixels to which larger pictures are scaled down."""
+    return keys.integer("image_max_pixels") or 768 * 768
 
 
 def _pictures(run: LlamaFactory) -> Says:
@@ -766,11 +776,11 @@ def _pictures(run: LlamaFactory) -> Says:
     keys = run.keys
     if not images.trained_on(keys):
         return
-    pixels = keys.integer("image_max_pixels") or 768 * 768
+    sets = {MOST_PIXELS: _most_pixels(keys)}
     if keys.given("image_max_pixels"):
-        yield keys.say("image_max_pixels", {"data.images.max_pixels": pixels})
+        yield keys.same("image_max_pixels", sets)
     else:
-        yield keys.default("image_max_pixels", pixels, {"data.images.max_pixels": pixels})
+        yield keys.default("image_max_pixels", sets[MOST_PIXELS], sets, "LLaMA-Factory's default")
     yield from keys.follow(OF_PICTURES)
     if media := keys.text("media_dir"):
         yield keys.same("media_dir", {"data.images.folder": media})
@@ -896,7 +906,6 @@ RULES: Sequence[Rule[LlamaFactory]] = (
     _stage,
     _method,
     model("model_name_or_path", "model_revision"),
-    _attention,
     _optimizer,
     _launch,
     training_arguments.placement,
@@ -906,6 +915,7 @@ RULES: Sequence[Rule[LlamaFactory]] = (
     balance("moe_aux_loss_coef", *BALANCED),
     _data,
     _pictures,
+    _attention,
     _token_loss,
     _training,
     _undivided,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from recipec.compiler.catalog import Model
 from recipec.port.engine import Statements
 from recipec.port.keys import Keys
@@ -19,17 +22,24 @@ AFTERWARDS = "port a config of text, and add data.images to the recipe (docs/ima
 
 
 def has_tower(model: Model) -> bool:
-    """Return whether the model's family has its vision tower here."""
-    return model.family.vision(model.config) is not None
+    """Return whether this version computes the model's vision tower."""
+    return model.tower is not None
 
 
 def say_images(
-    keys: Keys, key: str, model: Model | None, objective: str, note: str = "", help: str = WITHOUT
+    keys: Keys,
+    key: str,
+    model: Model | None,
+    objective: str,
+    sets: Mapping[str, Any],
+    note: str = "",
+    help: str = WITHOUT,
 ) -> Statements[bool]:
     """State the key that turns pictures on; return whether the recipe has them.
 
     Args:
         model: None if it is not known, which is an error of its own.
+        sets: the section data.images, or keys of it.
         note: how the recipe's pictures differ.
         help: how to do without pictures.
     """
@@ -39,10 +49,19 @@ def say_images(
     if objective != "sft":
         yield keys.refuse(key, E1150, OTHER_OBJECTIVE.format(key), help)
         return False
-    yield keys.say(key, {IMAGES: {}}, note)
+    yield keys.say(key, sets, note)
     return True
 
 
 def trained_on(keys: Keys) -> bool:
     """Return whether an earlier rule turned pictures on."""
-    return keys.ledger.value(IMAGES) is not None
+    return any(path == IMAGES or path.startswith(f"{IMAGES}.") for path in keys.ledger.lines)
+
+
+BY_SCORES = "the mask follows the pictures: recipec computes all scores"
+
+
+def needs_scores(keys: Keys, model: Model | None) -> bool:
+    """Return whether a picture's tokens see each other both ways, which the mask of splash does not follow."""
+    tower = None if model is None else model.tower
+    return trained_on(keys) and tower is not None and bool(tower.both_ways)
