@@ -62,6 +62,6 @@ BY_SCORES = "the mask follows the pictures: recipec computes all scores"
 
 
 def needs_scores(keys: Keys, model: Model | None) -> bool:
-    """Return whether a picture's tokens see each other both ways, which the mask of splash does not follow."""
+    """Return whether a picture's tokens see each other both ways: splash's mask does not follow them."""
     tower = None if model is None else model.tower
     return trained_on(keys) and tower is not None and bool(tower.both_ways)
