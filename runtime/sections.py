@@ -34,8 +34,8 @@ class EarlyStopping:
 
     Attributes:
         patience: Number of consecutive evaluations without progress after which the run ends.
-        min_delta: An evaluation counts as progress if its loss is below the lowest loss so far by more than
-            this.
+        min_delta: An evaluation counts as progress if its loss is below the lowest so far by more than this.
+            With grpo its reward must be that far above the highest.
     """
 
     patience: int
@@ -179,6 +179,8 @@ class Grpo:
             falls from 0 to -1; null has none.
         dynamic_sampling: Largest number of times that a step replaces groups whose rewards are all the same
             by groups of the next prompts; 0 keeps them.
+        num_generations_eval: Number of completions of each prompt of data.eval, drawn as in training; null
+            generates one, greedily.
         max_prompt_length: Longest prompt, with the chat template. data.overlong sets what to do with longer
             ones.
         max_completion_length: Longest completion, with its end token.
@@ -204,6 +206,7 @@ class Grpo:
     mask_truncated: bool = False
     overlong_penalty: int | None = None
     dynamic_sampling: int = 0
+    num_generations_eval: int | None = None
     max_prompt_length: int = 512
     max_completion_length: int = 512
     temperature: float = 1.0
@@ -500,8 +503,8 @@ class Checkpoint:
         directory: A folder below the artifact's output folder, or a gs:// address.
         every_steps: Number of steps between two checkpoints. The end is also saved.
         keep: Number of newest checkpoints to keep.
-        keep_best: Also save at each evaluation with the lowest loss so far, and keep the last of these in
-            addition to the newest, for `merge.py --step best`.
+        keep_best: Also save at each evaluation with the lowest loss so far (with grpo, the highest reward),
+            and keep the last of these in addition to the newest, for `merge.py --step best`.
         local: More checkpoints in between, on each host's own disk; null saves none.
     """
 

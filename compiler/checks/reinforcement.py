@@ -225,7 +225,9 @@ def _columns(facts: Facts) -> Iterator[Diagnostic]:
     needed = [
         (i, reward, name) for i, reward in enumerate(facts.recipe.rewards) for name in _needs(facts, reward)
     ]
-    for index, source in enumerate(data.train):
+    parts = {"train": data.train, "eval": data.eval}
+    sources = {f"data.{part}[{i}]": source for part in parts for i, source in enumerate(parts[part])}
+    for at, source in sources.items():
         section = data.of(source)
         rows = [] if section.transform is not None else first_at_hand(facts, source.path)[: source.limit]
         for number, reward, name in needed:
@@ -245,9 +247,9 @@ def _columns(facts: Facts) -> Iterator[Diagnostic]:
                     place,
                     f"did you mean `{close}`?"
                     if close
-                    else f"the columns of data.train[{index}] are {listing(columns)}"
+                    else f"the columns of {at} are {listing(columns)}"
                     if columns
-                    else f"data.train[{index}] has only prompts",
+                    else f"{at} has only prompts",
                 )
             elif rows and (fault := _fault(reward, [row[column] for row in rows])):
                 yield Diagnostic(E0472, f"`{source.path}`, column `{column}`: {fault[0]}", place, fault[1])
@@ -290,9 +292,8 @@ def _fault(reward: Reward, values: list[Any]) -> tuple[str, str] | None:
 E0473 = Code(
     "E0473",
     "data that grpo does not read",
-    cause="A run of grpo draws its prompts in one order, and evaluates nothing. It writes the completions of "
-    "steps to completions.jsonl.",
-    cure="Remove the line. `evaluate` measures the served model.",
+    cause="A run of grpo draws its prompts in one order, each of them once in an epoch.",
+    cure="Remove the line.",
 )
 
 E0474 = Code(
@@ -307,14 +308,9 @@ E0474 = Code(
 def _data(facts: Facts) -> Iterator[Diagnostic]:
     recipe = facts.recipe
     unread = {
-        "data.eval": bool(recipe.data.eval),
-        "data.eval_fraction": recipe.data.eval_fraction is not None,
         "data.stream_window": recipe.data.stream_window is not None,
         "data.curriculum": recipe.data.curriculum is not None,
         "data.temperature": recipe.data.temperature is not None,
-        "train.generations": recipe.train.generations is not None,
-        "train.early_stopping": recipe.train.early_stopping is not None,
-        "checkpoint.keep_best": recipe.checkpoint.keep_best,
     }
     for path in (path for path, columns in unread.items() if columns):
         message = f"a run of grpo has no {path.partition('.')[2]}"
@@ -331,8 +327,9 @@ def _data(facts: Facts) -> Iterator[Diagnostic]:
 
 def _overlong(facts: Facts) -> Iterator[tuple[str, str | None]]:
     yield "data.overlong", facts.recipe.data.overlong
-    for index, source in enumerate(facts.recipe.data.train):
-        yield f"data.train[{index}].overlong", source.overlong
+    for part in ("train", "eval"):
+        for index, source in enumerate(getattr(facts.recipe.data, part)):
+            yield f"data.{part}[{index}].overlong", source.overlong
 
 
 E0537 = Code(
@@ -362,8 +359,9 @@ def _groups(facts: Facts, grpo: Grpo) -> Iterator[Diagnostic]:
 W0538 = Code(
     "W0538",
     "key of grpo without effect",
-    cause="kl and kl_bias_correction belong to the divergence from the reference, which beta 0 leaves out.",
-    cure="Remove the line, or give `beta`.",
+    cause="kl and kl_bias_correction belong to the divergence from the reference, which beta 0 leaves out. "
+    "num_generations_eval is of evaluations.",
+    cure="Remove the line, or give `beta` or `data.eval`.",
 )
 
 W0539 = Code(
@@ -384,6 +382,14 @@ W0540 = Code(
 
 
 def _loss(facts: Facts, grpo: Grpo) -> Iterator[Diagnostic]:
+    if grpo.num_generations_eval is not None and not facts.recipe.data.evaluates:
+        yield Diagnostic(
+            W0538,
+            "num_generations_eval has no effect: the recipe has no prompts to evaluate on",
+            "train.grpo.num_generations_eval",
+            "data: {eval_fraction: 0.05} or data.eval, or remove the line",
+            at_key=True,
+        )
     if not grpo.beta:
         for name in ("kl", "kl_bias_correction"):
             if name in grpo.model_fields_set:

@@ -104,8 +104,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
 E0440 = Code(
     "E0440",
     "nothing is evaluated",
-    cause="`train.early_stopping` and `checkpoint.keep_best` need the evaluation loss, and "
-    "`train.generations` are written at evaluations. The recipe has no evaluation data.",
+    cause="`train.early_stopping` and `checkpoint.keep_best` need the evaluation loss, or with grpo the "
+    "reward of held-out prompts. The recipe has no evaluation data.",
     cure="Add `data.eval` or `data.eval_fraction`.",
 )
 
@@ -123,11 +123,8 @@ def _evaluations(facts: Facts) -> Iterator[Diagnostic]:
     recipe, stopping, steps = facts.recipe, facts.recipe.train.early_stopping, facts.length.steps
     asked = {
         "train.early_stopping": stopping is not None,
-        "train.generations": recipe.train.generations is not None,
         "checkpoint.keep_best": recipe.checkpoint.keep_best,
     }
-    if recipe.train.objective == "grpo":
-        return  # compiler.checks.reinforcement refuses them
     if not recipe.data.evaluates:
         for path in (path for path, on in asked.items() if on):
             yield Diagnostic(
@@ -354,7 +351,8 @@ def _without_effect(facts: Facts) -> Iterator[Diagnostic]:
             "remove the line",
             at_key=True,
         )
-    if "eval_every" in train.model_fields_set and not recipe.data.evaluates:
+    evaluates = recipe.data.evaluates or train.generations is not None
+    if "eval_every" in train.model_fields_set and not evaluates:
         yield Diagnostic(
             W0526,
             "eval_every has no effect: the recipe has no data to evaluate on",
@@ -611,7 +609,8 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
     place = facts.first_given(
         "train.eval_every", "train.steps", "train.epochs", "data.eval", "data.eval_fraction"
     )
-    if recipe.data.evaluates and train.eval_every > steps:
+    evaluates = recipe.data.evaluates or train.generations is not None
+    if evaluates and train.eval_every > steps:
         yield Diagnostic(
             N0506,
             f"the run evaluates every {plural(train.eval_every, 'step')} and has {most}{source}: it "

@@ -28,6 +28,7 @@ from recipec.compiler.pages.text import show as print_document
 from recipec.compiler.report.run import ReportedRun, read_runs
 from recipec.compiler.report.run_folder import METRICS, open_folder
 from recipec.compiler.terminal import doing, note, say, tell
+from recipec.runtime.metrics.loggers import REWARD
 from recipec.runtime.metrics.run_state import FILE
 from recipec.spec.diagnostics import has_errors
 
@@ -160,20 +161,27 @@ def _compare(points: Sequence[Point], output: Path) -> None:
     metrics = read_runs([point.checkpoints for point in started])
     runs = {point.program.name: run for point, run in zip(started, metrics, strict=True)}
     rows = [{"name": p.program.name, **p.values, **_figures(runs[p.program.name])} for p in started]
-    by = "best_eval_loss" if any(row["best_eval_loss"] is not None for row in rows) else "loss"
-    rows.sort(key=lambda row: (row[by] is None, row[by] or 0.0))
+    measured = (name for name in FIGURES if any(row.get(name) is not None for row in rows))
+    by = next(measured, "loss")
+    sign = FIGURES.get(by, 1.0)
+    rows.sort(key=lambda row: (row.get(by) is None, sign * (row.get(by) or 0.0)))
     (output / SUMMARY).write_text(json.dumps({"by": by, "runs": rows}, indent=2) + "\n", encoding="utf-8")
-    names = list(rows[0])
-    values = [[_cell(row[name]) for name in names] for row in rows]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    values = [[_cell(row.get(name)) for name in names] for row in rows]
     print_document(sheet("", [Table(names, values)]))
     tell(f"{output / SUMMARY}: written")
 
 
+FIGURES = {"best_eval_loss": 1.0, "best_eval_reward": -1.0}
+"""The figures by which runs are compared, each with the sign that sorts the best first."""
+
+
 def _figures(run: ReportedRun) -> dict[str, Any]:
-    evaluated, losses = run.metrics.get("eval_loss").finite, run.metrics.get("loss").finite
-    best = min(evaluated, key=lambda pair: (pair[1], pair[0]), default=(None, None))
+    best, losses = run.best or (None, None), run.metrics.get("loss").finite
+    rewarded = run.criterion is REWARD
     return {
-        "best_eval_loss": best[1],
+        "best_eval_loss": None if rewarded else best[1],
+        **({"best_eval_reward": best[1]} if rewarded else {}),
         "at_step": best[0],
         "loss": losses[-1][1] if losses else None,
         "tokens_per_second": run.tokens_per_second,

@@ -160,7 +160,8 @@ def _train(settings: RunSettings) -> Call:
     quiet = {"objective", "router_aux_loss_coef", *SETTINGS}
     if objective.loss(train.loss_type):
         quiet -= {*objective.reads(train.loss_type)} - {"loss_type"}
-    if not settings.data.eval and settings.data.eval_fraction is None:
+    evaluates = settings.data.eval or settings.data.eval_fraction is not None
+    if not evaluates and train.generations is None:
         quiet.add("eval_every")
     return constructor(train, quiet=quiet)
 

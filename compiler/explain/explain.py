@@ -580,10 +580,12 @@ def _evaluations(program: Program) -> list[str]:
     stopping, samples = program.recipe.train.early_stopping, program.recipe.train.generations
     out = []
     if stopping is not None:
+        grpo = program.recipe.train.grpo is not None
+        better = "reward is not above the highest" if grpo else "loss is not below the lowest"
         less = f" by more than {stopping.min_delta:g}" if stopping.min_delta else ""
         out.append(
-            f"it ends early after {plural(stopping.patience, 'evaluation')} in a row whose loss is not below "
-            f"the lowest before{less}"
+            f"it ends early after {plural(stopping.patience, 'evaluation')} in a row whose "
+            f"{better} before{less}"
         )
     if samples is not None:
         out.append(

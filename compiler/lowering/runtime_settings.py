@@ -170,7 +170,7 @@ def train_settings(recipe: Recipe) -> TrainSettings:
     unread = {key for key in SETTINGS if key not in read}
     if train.loss_type == NLL:
         unread.add("loss_type")
-    if not recipe.data.evaluates:
+    if not recipe.data.evaluates and train.generations is None:
         unread.add("eval_every")
     return stated(TrainSettings, train, unread=unread)
 

@@ -15,7 +15,7 @@ from recipec.compiler.pages.numbers import significant
 from recipec.compiler.report.metrics import MOST, Series, centered_mean, spread, thin
 from recipec.compiler.report.run import ReportedRun
 from recipec.compiler.wording import plural
-from recipec.runtime.metrics.loggers import EVAL
+from recipec.runtime.metrics.loggers import EVAL, REWARD
 
 ROWS, MARKS, SMOOTHED = 40, 12, 50
 """Most rows in the table behind a plot, besides evaluated steps; most marks of one kind and run in a plot;
@@ -101,10 +101,10 @@ SUBPLOTS = (
     Subplot(
         "reward",
         "Reward of completions",
-        "Weighted sum of the reward functions, averaged over a step's completions; and the spread within the "
-        "groups of a prompt, averaged over groups.",
+        "Weighted sum of the reward functions, averaged over a step's completions; the spread within the "
+        "groups of a prompt, averaged over groups; and the mean of held-out prompts at evaluations.",
         "reward",
-        (("reward", "mean"), ("reward_std", "spread within groups")),
+        (("reward", "mean"), ("reward_std", "spread within groups"), (REWARD.name, "evaluation")),
     ),
     Subplot(
         "flat-groups",
@@ -224,9 +224,17 @@ SUBPLOTS = (
 def plots_of(runs: Sequence[ReportedRun]) -> list[Subplot]:
     """Return SUBPLOTS, with the evaluation by source for runs that have several sources."""
     named = dict.fromkeys(name for run in runs for name in run.metrics.values if name.startswith(EVAL))
+    rewarded = any(REWARD.name in run.metrics.values for run in runs)
+    if rewarded:
+        named = {name: None for name in named if "reward" in name.split("/") and name != REWARD.name}
     metrics = tuple((name, name.removeprefix(EVAL)) for name in named)
     what = "Mean over the targets of each source of the evaluation data, in nats a token."
     sources = Subplot("eval-sources", "Evaluation by source", what, "loss", metrics, logarithmic=True)
+    if rewarded:
+        what = (
+            "Mean over the completions of held-out prompts, by function, and by source if there are several."
+        )
+        sources = Subplot("eval-rewards", "Evaluation rewards", what, "reward", metrics)
     return [SUBPLOTS[0], *([sources] if metrics else []), *SUBPLOTS[1:]]
 
 

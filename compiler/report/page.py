@@ -26,11 +26,11 @@ from recipec.compiler.report.metrics import spread
 from recipec.compiler.report.run import ReportedRun
 from recipec.compiler.report.run_values import differences, recipe_section
 from recipec.compiler.wording import mesh_axes, plural
+from recipec.runtime.metrics.loggers import CRITERIA, Criterion
 
 GENERATOR = "recipec report"
 """Identifies a page of this command, so that no other file is overwritten."""
 EXTRA = "report"
-BEST = "Lowest evaluation loss"
 STEPS, LONGEST = 6, 600
 """Most steps shown for each prompt of train.generations, and most characters of a text."""
 
@@ -107,11 +107,11 @@ def _hardware(run: ReportedRun) -> list[tuple[str, str]]:
 
 def _figures(run: ReportedRun) -> list[Figure]:
     """Return the main figures of a run."""
-    loss, evaluated = run.metrics.get("loss"), run.metrics.get("eval_loss").finite
+    loss, evaluated = run.metrics.get("loss"), run.evaluated
     last = loss.values[-1] if len(loss) else None
     first = loss.finite[0] if loss.finite else None
     below = (f"{significant(first[1])} at step {first[0]:,}",) if first else ()
-    best = min(evaluated, key=lambda pair: (pair[1], pair[0]), default=None)
+    best = run.best
     tokens = [value for _, value in run.metrics.get("tokens").finite]
     memory, limit = run.peak_memory, run.devices.get("memory_bytes")
     of = (f"of {capacity(limit)}, {percent(memory / limit)}",) if memory and isinstance(limit, int) else ()
@@ -120,7 +120,7 @@ def _figures(run: ReportedRun) -> list[Figure]:
         *(
             [
                 Figure(
-                    BEST,
+                    title_of_best(run.criterion),
                     significant(best[1]),
                     (f"at step {best[0]:,}", *_latest(evaluated, best)),
                 )
@@ -138,6 +138,14 @@ def _figures(run: ReportedRun) -> list[Figure]:
             of or (("of the process",) if run.on_cpu else ()),
         ),
     ]
+
+
+def title_of_best(criterion: Criterion) -> str:
+    """Return the title of the figure of the best evaluation."""
+    return f"{criterion.best.capitalize()} {criterion.title}"
+
+
+BEST = {title_of_best(criterion) for criterion in CRITERIA}
 
 
 def _latest(evaluated: Sequence[tuple[int, float]], best: tuple[int, float]) -> tuple[str, ...]:
@@ -231,8 +239,8 @@ def _beside(runs: Sequence[ReportedRun]) -> Table:
 
 
 def _cell(figure: Figure) -> str:
-    """Return a figure's value; for the lowest loss, with its step."""
-    return f"{figure.value} {figure.below[0]}" if figure.name == BEST else figure.value
+    """Return a figure's value; for the best evaluation, with its step."""
+    return f"{figure.value} {figure.below[0]}" if figure.name in BEST else figure.value
 
 
 def _curves(runs: Sequence[ReportedRun]) -> Section:
@@ -263,7 +271,8 @@ def _generations(run: ReportedRun) -> list[Section]:
                 (prompt if not index else "", f"{steps[index]:,}", _short(str(answers[steps[index]])))
             )
     aside = (
-        "Greedy answers to the prompts of train.generations, at evaluations from the first to the last.",
+        "Answers to the same prompts, of train.generations or of data.eval, at evaluations from the first to "
+        "the last.",
     )
     table = Table(("prompt", "step", "answer"), rows, words=(0, 2), label="Samples")
     return [Section("generations", "Generations", aside, (table,))] if rows else []

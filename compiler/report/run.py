@@ -16,6 +16,7 @@ from recipec.compiler.report.run_values import matching, resolved
 from recipec.compiler.terminal import each
 from recipec.compiler.wording import plural
 from recipec.runtime.checkpoints.record import LOCK, renamed
+from recipec.runtime.metrics.loggers import CRITERIA, LOSS, Criterion
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -111,6 +112,22 @@ class ReportedRun(LiveRun):
     def name(self) -> str:
         """The recipe's name, or the folder's."""
         return str(self.facts.get("name") or self.lock.get("name") or self.label)
+
+    @property
+    def criterion(self) -> Criterion:
+        """By what its evaluations are compared."""
+        return next((one for one in CRITERIA if self.metrics.get(one.name).finite), LOSS)
+
+    @property
+    def evaluated(self) -> Sequence[tuple[int, float]]:
+        """The step and the result of each evaluation that has a finite one."""
+        return self.metrics.get(self.criterion.name).finite
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The first of its best evaluations."""
+        cost = self.criterion.cost
+        return min(self.evaluated, key=lambda pair: (cost(pair[1]), pair[0]), default=None)
 
     @property
     def total(self) -> int | None:

@@ -31,6 +31,7 @@ from recipec.compiler.report.live import (
 )
 from recipec.compiler.report.metrics import NOT_FINITE, thin
 from recipec.compiler.report.run_folder import METRICS, existing_folder, open_folder
+from recipec.runtime.metrics.loggers import LOSS, REWARD, Criterion
 from recipec.runtime.progress import duration
 
 RECENT, ENOUGH, SPREADS, RATIO = 50, 10, 6.0, 1.5
@@ -50,6 +51,7 @@ STYLES = {DONE: "green", FAILED: "red", KILLED: "red", STOPPED: "yellow", TRAINI
 FIGURES = {
     "loss": "loss {:.4f}",
     "eval_loss": "eval_loss {:.4f} (step {eval_step:,})",
+    "eval_reward": "eval/reward {:.3f} (step {eval_step:,})",
     "rewards_accuracy": "rewards_accuracy {:.2f}",
     "reward": "reward {:.3f}",
     "learning_rate": "lr {:.2e}",
@@ -90,7 +92,10 @@ class WatchedRun(LiveRun):
     @property
     def evals(self) -> list[tuple[int, float]]:
         """Step and loss of each evaluation."""
-        return list(self.metrics.values.get("eval_loss", {}).items())
+        return self._evaluated(LOSS)
+
+    def _evaluated(self, criterion: Criterion) -> list[tuple[int, float]]:
+        return list(self.metrics.values.get(criterion.name, {}).items())
 
     @property
     def step_seconds(self) -> float | None:
@@ -157,6 +162,7 @@ class WatchedRun(LiveRun):
     def facts(self) -> dict[str, Any]:
         """Return the content of `--json`: units as in metrics.jsonl, times in seconds, None if unknown."""
         evals, each, step = self.evals, self.step_seconds, self.metrics.last_step
+        rewards = self._evaluated(REWARD)
         until = positive(self.state.get("until")) or self.total
         names = ("loss", "reward", "learning_rate", "grad_norm", "rewards_accuracy", "tokens_per_second")
         going = self.outcome == TRAINING and each is not None and until is not None
@@ -170,7 +176,8 @@ class WatchedRun(LiveRun):
             "until": until,
             **{name: self.latest.get(name) for name in (*names, "peak_memory_bytes")},
             "eval_loss": evals[-1][1] if evals else None,
-            "eval_step": evals[-1][0] if evals else None,
+            "eval_reward": rewards[-1][1] if rewards else None,
+            "eval_step": max((step for step, _ in evals + rewards), default=None),
             "step_seconds": each,
             "seconds_left": (each or 0.0) * max(0, (until or 0) - step) if going else None,
             "checkpoint": self.saved and self.saved[0],

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..addresses import is_address, open_address, path_of, reached, read_by_orbax
 from ..errors import UserError
+from ..metrics.loggers import CRITERIA, read_entries
 from ..metrics.loggers import FILE as METRICS
-from ..metrics.loggers import read_entries
 from ..stores import failed
 from . import manifest
 
@@ -177,19 +177,20 @@ def step_losses(directory: str | Path, step: int) -> dict[str, float]:
 
 
 def _best_step(directory: str | Path, steps: list[int]) -> int:
-    losses = {
-        entry["step"]: float(entry["eval_loss"])
+    costs = {
+        entry["step"]: criterion.cost(float(entry[criterion.name]))
         for entry in _logged(directory)
-        if entry.get("eval_loss") is not None and entry["step"] in steps
+        for criterion in CRITERIA
+        if entry.get(criterion.name) is not None and entry["step"] in steps
     }
-    losses = {step: loss for step, loss in losses.items() if not math.isnan(loss)}
-    if not losses:
+    costs = {step: cost for step, cost in costs.items() if not math.isnan(cost)}
+    if not costs:
         raise UserError(
-            f"{directory}/{METRICS}: no evaluation loss for any of the kept checkpoints "
+            f"{directory}/{METRICS}: no evaluation loss or reward for any of the kept checkpoints "
             f"({', '.join(map(str, steps))})",
             "evaluate at the steps that are saved (data.eval, train.eval_every), or give --step N",
         )
-    return min(losses, key=lambda step: (losses[step], step))
+    return min(costs, key=lambda step: (costs[step], step))
 
 
 def _logged(directory: str | Path) -> list[dict[str, Any]]:

@@ -60,6 +60,7 @@ class TrainingData:
         rows: the rows of each batch that this process's devices hold; None for all.
         eval_parts: the evaluation batches of each source, if there are several sources.
         prompts: the prompts that are answered at each evaluation, or None.
+        evaluate: measures the current weights after a step without evaluation batches, or None.
     """
 
     batches: Callable[[int], Iterable[Batch]]
@@ -71,6 +72,12 @@ class TrainingData:
     eval_parts: Sequence[EvalPart] = ()
     prompts: Prompts | None = None
     numbers: Callable[[int], Mapping[str, float]] | None = None
+    evaluate: Callable[[int], Mapping[str, float]] | None = None
+
+    @property
+    def evaluates(self) -> bool:
+        """Return whether something is measured or written at evaluations."""
+        return bool(self.evaluation) or self.evaluate is not None or self.prompts is not None
 
 
 def fill(samples: Samples, rows: Sequence[Row], shape: BatchShape, norm: float, index: int) -> Batch:

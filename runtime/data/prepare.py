@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class PreparedData:
         accumulation: micro-batches of an optimizer step.
         eval_batches: all evaluation data; empty if there is none.
         eval_parts: the evaluation batches of each source, if there are several.
+        held_out: the evaluation data of a run that scores completions of it, and has no evaluation batches.
+        held_out_parts: the samples of each of its sources.
         report: what was read, kept and left out.
         samples: the training samples, in the order of the sources; for a stream, those of the first window
             that was read.
@@ -64,6 +66,8 @@ class PreparedData:
     schedule: Schedule
     shuffle_seed: int | None
     eval_parts: Sequence[EvalPart] = ()
+    held_out: Samples | None = None
+    held_out_parts: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -194,7 +198,8 @@ def prepare(
         notes += _undrawn_notes(training, data, total, total * train.global_batch_size)
     eval_batches: list[Batch] = []
     eval_parts: list[EvalPart] = []
-    eval_report = None
+    eval_report, kept = None, None
+    kept_parts: dict[str, list[int]] = {}
     if evaluated_on is not None:
         held_out, eval_report = read_split(evaluated_on, data, coded(evaluated_on), data_dir, tokenizing)
         check_split(evaluated_on.name, eval_report, data)
@@ -203,7 +208,11 @@ def prepare(
         eval_report.shared = held_out.shared_with(samples)
         if isinstance(schedule, StreamSchedule):
             schedule.hold_out(held_out)
-        eval_batches, eval_parts = evaluation_batches(held_out, rows_of, shape)
+        if train.grpo is None:
+            eval_batches, eval_parts = evaluation_batches(held_out, rows_of, shape)
+        else:
+            kept = held_out
+            kept_parts = {name: [i for row in rows for i in row] for name, rows in rows_of.items()}
 
     order = [training.content, data.max_length, data.packing, data.shuffle_seed, training.weights]
     order += [data.curriculum] if data.curriculum else []
@@ -218,6 +227,8 @@ def prepare(
         schedule=schedule,
         shuffle_seed=data.shuffle_seed,
         eval_parts=eval_parts if len(eval_parts) > 1 else (),
+        held_out=kept,
+        held_out_parts=kept_parts,
     )
 
 

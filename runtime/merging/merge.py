@@ -86,7 +86,10 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argpar
         "--checkpoint", metavar="DIR", help="folder of the run's checkpoints, or its gs:// address"
     )
     parser.add_argument(
-        "--step", default=LATEST, metavar="N", help="latest (default), best (lowest eval loss), or a step"
+        "--step",
+        default=LATEST,
+        metavar="N",
+        help="latest (default), best (lowest eval loss, or highest eval reward), or a step",
     )
     parser.add_argument(
         "--model", metavar="DIR", help="folder of the base checkpoint, or an address such as gs://..."

@@ -7,8 +7,9 @@ peak_memory_bytes. Preferences add rewards_chosen, rewards_rejected, rewards_mar
 tokens that one expert gets) and, with the load-balancing loss, aux_loss (before its weight). Rewards add
 reward, reward_std, reward/NAME, frac_reward_zero_std, completion_length, truncated_share, ratio, clip_low,
 clip_high, kl, entropy, and the seconds of rollouts, rewards and updates. Evaluation:
-step, eval_loss, and with several sources the loss of each as eval/NAME. JSON has no non-finite numbers, so
-these are written as "NaN", "Infinity" or "-Infinity".
+step, eval_loss, and with several sources the loss of each as eval/NAME; with rewards eval/reward,
+eval/reward_std, eval/reward/NAME and the like, and the reward of each source as eval/NAME/reward. JSON has
+no non-finite numbers, so these are written as "NaN", "Infinity" or "-Infinity".
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 FILE = "metrics.jsonl"
 GENERATIONS = "generations.jsonl"
 """The answers to train.generations, an object per line: step, prompt (a text or messages, as in its file),
-answer, tokens (number in the answer), ended (whether a token that ends answers came)."""
+answer, tokens (number in the answer), ended (whether a token that ends answers came). Those to held-out
+prompts of a run with rewards have reward and rewards (by function) too."""
 
 
 COMPLETIONS = "completions.jsonl"
@@ -222,6 +225,33 @@ EVAL = "eval/"
 """The prefix of a source's name in metrics.jsonl and in TensorBoard."""
 
 
+@dataclass(frozen=True)
+class Criterion:
+    """A number of evaluations by which a step is the best one.
+
+    Attributes:
+        key: its name among an evaluation's numbers.
+        name: its name in metrics.jsonl.
+        title: in a sentence.
+        best: "lowest" or "highest".
+    """
+
+    key: str
+    name: str
+    title: str
+    best: str
+
+    def cost(self, value: float) -> float:
+        """Return a number that is the lowest for the best value."""
+        return value if self.best == "lowest" else -value
+
+
+LOSS = Criterion("loss", "eval_loss", "evaluation loss", "lowest")
+REWARD = Criterion("reward", f"{EVAL}reward", "evaluation reward", "highest")
+CRITERIA = (LOSS, REWARD)
+"""The criteria, of which a run has at most one."""
+
+
 def done_line(
     step: int,
     speed: float | None,
@@ -229,6 +259,7 @@ def done_line(
     eval_loss: float | None,
     peak: int,
     early: str | None = None,
+    eval_reward: float | None = None,
 ) -> str:
     """Return the last line of a run; None values are left out.
 
@@ -237,6 +268,7 @@ def done_line(
         speed: in tokens/s.
         peak: in bytes of memory.
         early: why it ended before its last step.
+        eval_reward: of held-out prompts.
     """
     parts = [f"steps={step}"]
     if speed is not None:
@@ -245,6 +277,8 @@ def done_line(
         parts.append(f"loss={loss:.4f}")
     if eval_loss is not None:
         parts.append(f"eval_loss={eval_loss:.4f}")
+    if eval_reward is not None:
+        parts.append(f"{REWARD.name}={eval_reward:.4f}")
     parts.append(f"peak_memory={peak / 2**30:.1f}GiB")
     return "done: " + " ".join(parts) + (f" ({early})" if early else "")
 

@@ -34,7 +34,7 @@ from etils import epath
 
 from ..errors import first_line
 from ..settings import TrainSettings
-from .loggers import EVAL, read_entries
+from .loggers import CRITERIA, EVAL, read_entries
 from .loggers import FILE as METRICS
 
 WHOLE = "metrics.jsonl has all values"
@@ -118,7 +118,7 @@ class RunFiles:
 
 def mode_of(entry: Entry) -> str:
     """Return "train" or "eval"."""
-    return "eval" if "eval_loss" in entry else "train"
+    return "eval" if any(criterion.name in entry for criterion in CRITERIA) else "train"
 
 
 def last_steps(entries: Sequence[Entry]) -> dict[str, int]:

@@ -1,9 +1,10 @@
-"""Counts over a run's evaluations: the lowest loss, and how many evaluations made no progress."""
+"""Counts over a run's evaluations: the best one, and how many evaluations made no progress."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..metrics.loggers import LOSS, Criterion
 from ..sections import EarlyStopping
 
 
@@ -16,7 +17,7 @@ class Evaluations:
 
     Attributes:
         count: evaluations that were counted.
-        best: the lowest loss, None before the first finite one.
+        best: the lowest cost (`Criterion.cost`), such as a loss, None before the first finite one.
         step: the optimizer step after which it was found.
         without: evaluations in a row without progress.
     """
@@ -26,25 +27,25 @@ class Evaluations:
     step: int | None = None
     without: int = 0
 
-    def after(self, step: int, loss: float, min_delta: float) -> Evaluations:
+    def after(self, step: int, cost: float, min_delta: float) -> Evaluations:
         """Return the counts with one more evaluation.
 
         Args:
-            min_delta: a loss counts as progress if it is more than this below the lowest.
+            min_delta: a cost counts as progress if it is more than this below the lowest.
         """
         lowest = float("inf") if self.best is None else self.best
-        progress = self.count == 0 or (loss < lowest and abs(loss - lowest) > min_delta)
-        best = (loss, step) if loss < lowest else (self.best, self.step)
+        progress = self.count == 0 or (cost < lowest and abs(cost - lowest) > min_delta)
+        best = (cost, step) if cost < lowest else (self.best, self.step)
         return Evaluations(self.count + 1, *best, 0 if progress else self.without + 1)
 
     def ends(self, stopping: EarlyStopping | None) -> bool:
         """Return whether the run should stop."""
         return stopping is not None and self.without >= stopping.patience
 
-    def sentence(self, step: int) -> str:
+    def sentence(self, step: int, criterion: Criterion = LOSS) -> str:
         """Say why a run stopped after a step."""
-        lowest = (
-            "has not been a number" if self.best is None else f"was lowest, {self.best:.4f}, at {self.step}"
-        )
+        best = "has not been a number"
+        if self.best is not None:
+            best = f"was {criterion.best}, {criterion.cost(self.best):.4f}, at {self.step}"
         times = f"{self.without} evaluation{'' if self.without == 1 else 's'}"
-        return f"early stopping after step {step}: no progress in {times}; eval_loss {lowest}"
+        return f"early stopping after step {step}: no progress in {times}; {criterion.name} {best}"

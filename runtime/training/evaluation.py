@@ -1,5 +1,5 @@
-"""Evaluate the model of a run while it trains: the loss of the evaluation data, and greedy answers to prompts
-(train.generations), on the run's mesh.
+"""Evaluate the model of a run while it trains: the loss of the evaluation data, or rewards of its own
+completions of it, and greedy answers to prompts (train.generations), on the run's mesh.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from ..data.batches import TrainingData, eval_line, eval_losses
 from ..data.prompts import Prompts
+from ..metrics.loggers import LOSS, REWARD
 from ..metrics.run_report import Report
 from ..model.decode import Completions, Generation, jit_generate, right_padded
 from ..model.forward import Forward
@@ -47,6 +48,7 @@ class Evaluating:
         kept: Preserved | None,
     ) -> None:
         self._loss_of, self._answers, self._data, self._report = loss_of, answers, data, report
+        self._criterion = LOSS if data.evaluate is None else REWARD
         self._every, self._stopping = settings.eval_every, settings.early_stopping
         self._counts, self._kept = Evaluations(**(counted or {})), kept
         if kept is not None:
@@ -62,26 +64,36 @@ class Evaluating:
         """Return whether the run should stop early."""
         return self._counts.ends(self._stopping)
 
-    def run(self, step: int) -> float:
-        """Return the mean loss over the evaluation data's targets."""
-        losses = [self._loss_of(batch) for batch in self._data.evaluation]
-        means = eval_losses([float(loss) for loss in losses], self._data.eval_parts)
-        loss = self.record(step, means)
+    def run(self, step: int) -> Mapping[str, float]:
+        """Evaluate, write and print, and return the numbers: the mean loss over the evaluation data's targets
+        as `loss`, or the mean reward of its completions as `reward`, and more; {} without evaluation data.
+
+        Raises:
+            UserError: a reward fails.
+        """
+        numbers: Mapping[str, float] = {}
+        if self._data.evaluate is not None:
+            numbers = self._data.evaluate(step)
+            self._write(step, numbers, reward_line(step, numbers))
+        elif self._data.evaluation:
+            losses = [float(self._loss_of(batch)) for batch in self._data.evaluation]
+            numbers = eval_losses(losses, self._data.eval_parts)
+            self._write(step, numbers, eval_line(step, numbers))
         if self._data.prompts is not None:
             self._report.metrics.samples(step, self._answers(self._data.prompts))
-        return loss
+        return numbers
 
-    def record(self, step: int, losses: Mapping[str, float]) -> float:
-        """Write and print an evaluation, and return its loss."""
-        self._report.metrics.log("eval", step, losses)
-        self._report.say(eval_line(step, losses))
-        return losses["loss"]
+    def _write(self, step: int, numbers: Mapping[str, float], line: str) -> None:
+        self._report.metrics.log("eval", step, numbers)
+        self._report.say(line)
 
-    def count(self, step: int, loss: float) -> bool:
-        """Count an evaluation, and return whether its loss is the lowest so far."""
-        if step % self._every:
+    def count(self, step: int, numbers: Mapping[str, float]) -> bool:
+        """Count an evaluation, and return whether it is the best so far."""
+        value = numbers.get(self._criterion.key)
+        if step % self._every or value is None:
             return False
-        self._counts = self._counts.after(step, loss, self._stopping.min_delta if self._stopping else 0.0)
+        least = self._stopping.min_delta if self._stopping else 0.0
+        self._counts = self._counts.after(step, self._criterion.cost(value), least)
         best = self._counts.step == step
         if best and self._kept is not None:
             self._kept.best = step
@@ -89,7 +101,14 @@ class Evaluating:
 
     def sentence(self, step: int) -> str:
         """Say why a run stopped early after a step."""
-        return self._counts.sentence(step)
+        return self._counts.sentence(step, self._criterion)
+
+
+def reward_line(step: int, numbers: Mapping[str, float]) -> str:
+    """Return the line that a run prints for an evaluation of rewards."""
+    shown = {name: value for name, value in numbers.items() if name.startswith("reward/") or "/" not in name}
+    others = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if name != REWARD.key)
+    return f"step {step}: {REWARD.name} {numbers[REWARD.key]:.4f}" + (f" ({others})" if others else "")
 
 
 Answer = Callable[[Any, Any, Mapping[str, Any]], Completions]

@@ -16,7 +16,8 @@ from ..model.sharding import Rows
 from ..reinforcement.rewards import Reward, Rewards
 from ..sections import RewardLimits, Rollout
 from ..settings import RunSettings, TrainSettings
-from .rollouts import Generates, Generator, Rollouts, Run, generation_of, stop_tokens
+from .completions_scored import Generates, HeldOut
+from .rollouts import Generator, Rollouts, Run, generation_of, stop_tokens
 from .server_rollouts import Exported, server_generator
 from .session import Session
 from .trainer import Trainer
@@ -84,6 +85,15 @@ class Reinforced:
         def decode(ids: Sequence[int]) -> str:
             return str(tokenizer.decode(ids, skip_special_tokens=True))
 
+        run = Run(
+            settings.train.seed,
+            trainer,
+            session.directory,
+            prepared.state,
+            metrics,
+            session.hosts,
+            self.rollout,
+        )
         rollouts = Rollouts(
             prepared.schedule,
             grpo,
@@ -91,16 +101,17 @@ class Reinforced:
             (self.rewards, self.score),
             decode,
             rows,
-            Run(
-                settings.train.seed,
-                trainer,
-                session.directory,
-                prepared.state,
-                metrics,
-                session.hosts,
-                self.rollout,
-            ),
+            run,
         )
+        held_out = None
+        if prepared.held_out is not None:
+            held_out = HeldOut(
+                prepared.held_out,
+                prepared.held_out_parts,
+                grpo.num_generations_eval,
+                rollouts.scorer,
+                metrics,
+            )
         return TrainingData(
             batches=rollouts.batches,
             state=rollouts.state,
@@ -108,6 +119,8 @@ class Reinforced:
             tokens=rollouts.tokens_of,
             rows=rows,
             numbers=rollouts.numbers,
+            prompts=session.prompts,
+            evaluate=None if held_out is None else held_out.evaluate,
         )
 
     def _generator(

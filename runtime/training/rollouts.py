@@ -15,7 +15,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -29,23 +29,31 @@ from ..data.batches import Batch
 from ..data.prompt_order import PromptSchedule
 from ..errors import UserError, say
 from ..hosts.single import SINGLE, SingleProcess
-from ..model.decode import Completions, Generation, right_padded
+from ..model.decode import Completions, Generation
 from ..model.forward import Forward
 from ..model.loading import Built
 from ..model.partition_rules import Rule, rows_at_once
-from ..model.sampling import Sampling, salts_of
+from ..model.sampling import Sampling
 from ..model.sharding import Rows
 from ..reinforcement.advantages import (
-    combined_rewards,
     group_advantages,
     leave_one_out_advantages,
-    overlong_penalty,
     without_difference,
 )
 from ..reinforcement.correction import check_mismatch, importance_weights, mismatch
 from ..reinforcement.rewards import Reward
 from ..reinforcement.token_weights import token_weights, trained_mask
 from ..sections import Grpo, Rollout
+from .completions_scored import (
+    SHOWN,
+    Generates,
+    Prompts,
+    Scored,
+    Scorer,
+    by_function,
+    mean,
+    spreads,
+)
 from .losses import tempered_logps
 from .objectives import corrects
 from .rollout_layout import RolloutLayout
@@ -55,8 +63,6 @@ if TYPE_CHECKING:
     from ..hosts.group import ProcessGroup
     from ..metrics.loggers import Metrics, Nowhere
 
-SHOWN = 16
-"""The most completions of a batch that completions.jsonl gets."""
 STORED = "rollouts-{}.npz"
 """The file of a batch, by its number, next to the checkpoints within it."""
 
@@ -92,28 +98,35 @@ class Generator:
         self._trainer, self._mesh, self._rules, self._generation = trainer, mesh, rules, generation
         self._axes = dict(rollout.axes or mesh.shape)
         self._rows = rows_at_once(rows, rollout.rows, self._axes)
-        self._programs: dict[int, tuple[RolloutLayout, Callable[..., Completions]]] = {}
+        self._layouts: dict[int, RolloutLayout] = {}
+        self._programs: dict[tuple[int, Sampling], Callable[..., Completions]] = {}
         self._base: Any = None
 
     def identity(self) -> None:
         """Return None: the same weights draw the same completions."""
 
-    def generate(self, prompts: Mapping[str, np.ndarray]) -> Completions:
+    def generate(self, prompts: Mapping[str, np.ndarray], sampling: Sampling | None = None) -> Completions:
         """Return the completions of prompts, as numpy arrays that are whole on every host.
 
         Args:
             prompts: as for `decode.generate`, any number of rows.
+            sampling: how tokens are chosen; None takes that of training.
         """
         built, step, trained = self._trainer.current()
-        if id(built) not in self._programs:
+        sampling = self._generation.sampling if sampling is None else sampling
+        layout = self._layouts.get(id(built))
+        if layout is None:
             layout = RolloutLayout(built, self._mesh, self._axes, self._rules)
+            self._layouts[id(built)] = layout
             if self._base is None:
                 self._base = layout.place(step.base[0])
+        run = self._programs.get((id(built), sampling))
+        if run is None:
             run = layout.jit_generate(
-                lambda trained, base: step.merged(trained, (base, None)), self._generation
+                lambda trained, base: step.merged(trained, (base, None)),
+                replace(self._generation, sampling=sampling),
             )
-            self._programs[id(built)] = layout, run
-        layout, run = self._programs[id(built)]
+            self._programs[id(built), sampling] = run
         placed = layout.place(trained)
         total = len(prompts["tokens"])
         parts = []
@@ -126,17 +139,6 @@ class Generator:
             }
             parts.append([np.asarray(array) for array in run(placed, self._base, padded)])
         return Completions(*(np.concatenate(arrays)[:total] for arrays in zip(*parts, strict=True)))
-
-
-class Generates(Protocol):
-    """What generates a run's completions: `Generator`, or `server_rollouts.ServerGenerator`."""
-
-    def generate(self, prompts: Mapping[str, np.ndarray]) -> Completions:
-        """Return the completions of prompts, as numpy arrays that are whole on every host."""
-
-    def identity(self) -> str | None:
-        """Return a digest of the weights that generate, if it would not draw the same completions again with
-        them; None if it would."""
 
 
 @dataclass
@@ -174,45 +176,6 @@ class Rolled:
         return inside & self.trained[:, None]
 
 
-@dataclass(frozen=True)
-class Scored:
-    """Groups of completions with their scores, P prompts of G completions; arrays by row have P * G rows.
-
-    Attributes:
-        numbers: int64[P], the number of each prompt in the run.
-        completions: of all rows.
-        scores: float64[functions, P, G], NaN where a function did not score a completion.
-        rewards: float64[P, G], with the penalty of long completions.
-        texts: the text of each completion.
-    """
-
-    numbers: np.ndarray
-    completions: Completions
-    scores: np.ndarray
-    rewards: np.ndarray
-    texts: list[str]
-
-    def replaced(self, groups: np.ndarray, other: Scored) -> Scored:
-        """Return these groups with other ones at the places `groups`."""
-        rows = (groups[:, None] * self.rewards.shape[1] + np.arange(self.rewards.shape[1])).ravel()
-        texts = list(self.texts)
-        for row, text in zip(rows, other.texts, strict=True):
-            texts[row] = text
-
-        def put(array: np.ndarray, new: np.ndarray, places: np.ndarray, axis: int = 0) -> np.ndarray:
-            out = np.array(array)
-            out[(slice(None),) * axis + (places,)] = new
-            return out
-
-        return Scored(
-            put(self.numbers, other.numbers, groups),
-            Completions(*(put(a, b, rows) for a, b in zip(self.completions, other.completions, strict=True))),
-            put(self.scores, other.scores, groups, 1),
-            put(self.rewards, other.rewards, groups),
-            texts,
-        )
-
-
 class Rollouts:
     """The micro-batches of a run that learns from its own completions.
 
@@ -220,11 +183,14 @@ class Rollouts:
         schedule: the order of the prompts.
         grpo: of the recipe.
         generator: generates completions; its lengths are those of `grpo`.
-        rewards: the functions of the rewards.
-        score: scores completions (`Rewards.score`); only the first host calls it.
+        rewards: the functions of the rewards, and what scores completions with them (`Rewards.score`); only
+            the first host calls it.
         decode: turns tokens into text.
         rows: the rows of a micro-batch.
         run: what else the run has.
+
+    Attributes:
+        scorer: generates and scores completions.
     """
 
     def __init__(
@@ -238,18 +204,14 @@ class Rollouts:
         run: Run,
     ) -> None:
         self._schedule, self._grpo, self._generator = schedule, grpo, generator
-        self._rewards, self._score = rewards
-        self._decode, self._rows, self._run = decode, rows, run
-        self._names = reward_names(self._rewards)
+        self._rows, self._run = rows, run
+        self.scorer = Scorer(grpo, generator, *rewards, decode, run.seed, run.hosts)
+        self._prompts = Prompts(schedule.samples)
         self._accumulation = schedule.rows_per_step // rows.total
         self._batch: tuple[int, Rolled] | None = None
         self._numbers: dict[int, dict[str, float]] = {}
         self._logps: dict[int, Any] = {}
         self._compared_once = False
-        keys: dict[str, None] = {}
-        for index in range(len(schedule.samples)):
-            keys.update(dict.fromkeys(schedule.samples.prompt(index)[1]))
-        self._columns = list(keys)
 
     def batches(self, step: int) -> Iterator[Batch]:
         """Yield the micro-batches of optimizer step `step`, from 0, and of all later ones.
@@ -390,55 +352,9 @@ class Rollouts:
         return rolled
 
     def _scored(self, numbers: np.ndarray, name: str, spent: dict[str, float]) -> Scored:
-        """Generate and score the completions of prompts.
-
-        Args:
-            numbers: int64[P], of the prompts in the run.
-            name: of the reward's call in the run.
-            spent: gets the seconds and the generated tokens.
-        """
-        grpo, samples = self._grpo, self._schedule.samples
-        group = grpo.num_generations
+        """Generate and score the completions of prompts, by their numbers in the run."""
         indices = [self._schedule.prompt(int(number)) for number in numbers]
-        lengths = np.repeat(samples.lengths[indices], group)
-        tokens = np.zeros((len(indices), grpo.max_prompt_length), np.int32)
-        for row, index in zip(tokens, indices, strict=True):
-            ids = samples[index].tokens
-            row[: len(ids)] = ids
-        salts = salts_of(self._run.seed, np.repeat(numbers, group), np.tile(np.arange(group), len(numbers)))
-        began = time.perf_counter()
-        completions = self._generator.generate(
-            right_padded(np.repeat(tokens, group, 0), lengths, np.asarray(salts))
-        )
-        spent["rollout_seconds"] += time.perf_counter() - began
-        spent["generated"] += float(completions.lengths.sum())
-        ids_of = [row[:length].tolist() for row, length in zip(*completions[:2], strict=True)]
-        texts = [self._decode(ids) for ids in ids_of]
-        began = time.perf_counter()
-        values = self._run.hosts.agree(f"rewards {name}", lambda: self._asked(indices, ids_of, texts))
-        spent["reward_seconds"] += time.perf_counter() - began
-        scores = np.array(values, np.float64).reshape(len(self._rewards), len(indices), group)
-        rewards = combined_rewards(scores, [reward.weight for reward in self._rewards])
-        if grpo.overlong_penalty is not None:
-            by_row = completions.lengths.reshape(rewards.shape)
-            rewards = rewards + overlong_penalty(by_row, grpo.max_completion_length, grpo.overlong_penalty)
-        return Scored(numbers, completions, scores, rewards, texts)
-
-    def _asked(self, indices: list[int], ids: list[list[int]], texts: list[str]) -> list[Any]:
-        """Return each function's scores of completions, a group for each prompt."""
-        group, samples = self._grpo.num_generations, self._schedule.samples
-        prompts: list[Any] = []
-        columns: dict[str, list[Any]] = {name: [] for name in self._columns}
-        for index in indices:
-            prompt, row = samples.prompt(index)
-            prompts += [prompt] * group
-            for name in self._columns:
-                columns[name] += [row.get(name)] * group
-        answers = [
-            text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-            for prompt, text in zip(prompts, texts, strict=True)
-        ]
-        return self._score(prompts, answers, ids, columns)
+        return self.scorer.scored(self._prompts, numbers, indices, name, spent)
 
     def _compared(self, scored: Scored, taken: int) -> tuple[Rolled, np.ndarray]:
         """Return a batch ready to train on, without `old`; and the advantages, float32[P, G]."""
@@ -487,11 +403,10 @@ class Rollouts:
     def _measured(self, scored: Scored, spent: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of a batch."""
         done, rewards = scored.completions, scored.rewards
-        numbers = {"reward": _mean(rewards), "reward_std": _mean(_spreads(rewards))}
-        for name, scores in zip(self._names, scored.scores, strict=True):
-            numbers[f"reward/{name}"] = _mean(scores)
-            numbers[f"reward_std/{name}"] = float(_spreads(scores.reshape(1, -1))[0])
-        numbers |= {
+        numbers = {
+            "reward": mean(rewards),
+            "reward_std": mean(spreads(rewards)),
+            **by_function(self.scorer.names, scored.scores),
             "frac_reward_zero_std": float(without_difference(rewards).mean()),
             "completion_length": float(done.lengths.mean()),
             "completion_length_min": float(done.lengths.min()),
@@ -505,25 +420,16 @@ class Rollouts:
 
     def _shown(self, scored: Scored, advantages: np.ndarray) -> list[dict[str, Any]]:
         """Return the first completions of a batch, in the form that completions.jsonl stores."""
-        group, out = self._grpo.num_generations, []
-        for row in range(min(SHOWN, len(scored.texts))):
-            place = divmod(row, group)
-            number = int(scored.numbers[place[0]])
-            scores = {
-                name: _plain(values[place]) for name, values in zip(self._names, scored.scores, strict=True)
+        schedule, group = self._schedule, self._grpo.num_generations
+        return [
+            {
+                "prompt": schedule.samples.prompt(schedule.prompt(int(scored.numbers[row // group])))[0],
+                "completion": scored.texts[row],
+                **scored.shown(row, self.scorer.names),
+                "advantage": float(advantages[divmod(row, group)]),
             }
-            out.append(
-                {
-                    "prompt": self._schedule.samples.prompt(self._schedule.prompt(number))[0],
-                    "completion": scored.texts[row],
-                    "tokens": int(scored.completions.lengths[row]),
-                    "ended": bool(scored.completions.ended[row]),
-                    "reward": _plain(scored.rewards[place]),
-                    "rewards": scores,
-                    "advantage": float(advantages[place]),
-                }
-            )
-        return out
+            for row in range(min(SHOWN, len(scored.texts)))
+        ]
 
     def _store(self, number: int, rolled: Rolled) -> None:
         """Write a batch next to the checkpoints, and remove those that no checkpoint needs."""
@@ -628,32 +534,3 @@ def jit_logps(forward: Forward, functions: Step, mesh: Mesh, grpo: Grpo) -> Any:
         return tempered_logps(forward, functions.merged(trained, (base, None)), rows, grpo.temperature)[0]
 
     return jax.jit(logps, out_shardings=NamedSharding(mesh, PartitionSpec()))
-
-
-def reward_names(rewards: Sequence[Reward]) -> list[str]:
-    """Return a unique name of each reward for its metrics: that of its function, with a number if another one
-    has it too."""
-    names: list[str] = []
-    for reward in rewards:
-        name, count = reward.function, 1
-        while name in names:
-            count += 1
-            name = f"{reward.function}_{count}"
-        names.append(name)
-    return names
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
-
-
-def _spreads(values: np.ndarray) -> np.ndarray:
-    """Return each row's standard deviation, of n - 1 degrees of freedom; NaN for fewer than two numbers."""
-    count = np.isfinite(values).sum(1)
-    means = np.nansum(values, 1) / np.maximum(count, 1)
-    squares = np.nansum((values - means[:, None]) ** 2, 1)
-    return np.sqrt(np.where(count > 1, squares / np.maximum(count - 1, 1), np.nan))
-
-
-def _plain(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)

@@ -44,6 +44,8 @@ from ..metrics.loggers import (
     COMPLETIONS,
     FILE,
     GENERATIONS,
+    LOSS,
+    REWARD,
     Metrics,
     Nowhere,
     done_line,
@@ -218,7 +220,8 @@ class Session:
             outcome: of this process; losses that it did not compute are read from the file of metrics.
         """
         loss = last(metrics, "loss") if outcome.loss is None else outcome.loss
-        eval_loss = last(metrics, "eval_loss") if outcome.eval_loss is None else outcome.eval_loss
+        eval_loss = last(metrics, LOSS.name) if outcome.eval_loss is None else outcome.eval_loss
+        reward = last(metrics, REWARD.name) if outcome.eval_reward is None else outcome.eval_reward
         if outcome.early is not None:
             print(
                 f"{outcome.early}; --resume continues from there if the recipe has more patience, or no "
@@ -232,7 +235,7 @@ class Session:
                 file=sys.stderr,
             )
         speed = outcome.tokens_per_second
-        line = done_line(outcome.step, speed, loss, eval_loss, peak_memory(), outcome.early)
+        line = done_line(outcome.step, speed, loss, eval_loss, peak_memory(), outcome.early, reward)
         print(line, flush=True)
         return 0
 

@@ -25,6 +25,7 @@ from ..data.batches import TrainingData
 from ..errors import UserError
 from ..hosts.single import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
+from ..metrics.loggers import LOSS, REWARD
 from ..metrics.run_report import ExpertShares, Named, NotFinite, Numbers, Report, advice
 from ..model.loading import Built, unrounded
 from ..model.partition_rules import data_parallel
@@ -51,6 +52,7 @@ class TrainingOutcome:
         step: the optimizer step that the run ended at.
         loss: of this process's last step, None if it did none.
         eval_loss: the last one, None without evaluation.
+        eval_reward: that of held-out prompts, None without.
         early: why the run ended before its last step, None if it did not.
         tokens_per_second: real tokens, without the first step (which compiles) where there are more.
     """
@@ -60,6 +62,11 @@ class TrainingOutcome:
     eval_loss: float | None = None
     tokens_per_second: float | None = None
     early: str | None = None
+    eval_reward: float | None = None
+
+    def evaluated(self, numbers: Mapping[str, float]) -> None:
+        """Take the numbers of an evaluation."""
+        self.eval_loss, self.eval_reward = numbers.get(LOSS.key), numbers.get(REWARD.key)
 
 
 OF_TUNIX = ("_train_steps", "_iter_steps", "_lora_enabled", "_throttler")
@@ -186,9 +193,9 @@ class Trainer(PeftTrainer):
         outcome = TrainingOutcome(self._train_steps)
         shares = self._shares()
         report = Report(self._train_steps, until, self._settings.log.every, schedule, metrics, shares)
-        evaluating = self._evaluating(eval_step, data, report) if data.evaluation else None
+        evaluating = self._evaluating(eval_step, data, report) if data.evaluates else None
         if evaluating is not None and self._train_steps == 0:
-            outcome.eval_loss = evaluating.run(0)
+            outcome.evaluated(evaluating.run(0))
             report.restart()
         # check_used() below counts only the adapters that the training step itself uses.
         if self._provider is not None:
@@ -215,8 +222,9 @@ class Trainer(PeftTrainer):
                 if save or keep or evaluate or report.due(step):
                     report.read()
                 if evaluate and evaluating is not None:
-                    outcome.eval_loss = evaluating.run(step)
-                    best, early = evaluating.count(step, outcome.eval_loss), evaluating.ends
+                    measured = evaluating.run(step)
+                    outcome.evaluated(measured)
+                    best, early = evaluating.count(step, measured), evaluating.ends
                     save = save or early or (best and self._keep_best)
                 if save or keep:
                     metrics.flush()

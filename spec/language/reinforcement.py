@@ -125,6 +125,15 @@ class Grpo(Section):
         le=1000,
         example=3,
     )
+    num_generations_eval: int | None = field(
+        "Number of completions of each prompt of data.eval, drawn as in training; null generates one, "
+        "greedily.",
+        None,
+        unit="completions",
+        ge=1,
+        le=10**4,
+        example=4,
+    )
     max_prompt_length: int = field(
         "Longest prompt, with the chat template. data.overlong sets what to do with longer ones.",
         512,

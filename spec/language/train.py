@@ -197,7 +197,8 @@ class EarlyStopping(Section):
         example=3,
     )
     min_delta: float = field(
-        "An evaluation counts as progress if its loss is below the lowest loss so far by more than this.",
+        "An evaluation counts as progress if its loss is below the lowest so far by more than this. With grpo "
+        "its reward must be that far above the highest.",
         0.0,
         unit="nats a token",
         ge=0,
@@ -605,7 +606,8 @@ class Checkpoint(Section):
     )
     keep: int = field("Number of newest checkpoints to keep.", 3, unit="checkpoints", ge=1)
     keep_best: bool = field(
-        "Also save at each evaluation with the lowest loss so far, and keep the last of these in addition to "
+        "Also save at each evaluation with the lowest loss so far (with grpo, the highest reward), and "
+        "keep the last of these in addition to "
         "the newest, for `merge.py --step best`.",
         False,
     )

@@ -11,7 +11,7 @@ _BATCHES = (
     "micro_batch_size: 1}`"
 )
 _BEST = (
-    "`checkpoint: {keep_best: true}` keeps the checkpoint of the lowest evaluation loss, which merge.py "
+    "`checkpoint: {keep_best: true}` keeps the checkpoint of the best evaluation, which merge.py "
     "--step best merges; `train: {early_stopping: {patience: 3}}` ends a run without progress"
 )
 _FINDER = (

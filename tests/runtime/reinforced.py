@@ -12,9 +12,9 @@ PRELUDE = """
 import dataclasses
 
 from runtime.reinforcement.rewards import Reward
-from runtime.sections import Grpo, RewardLimits, Rollout
+from runtime.sections import Generations, Grpo, RewardLimits, Rollout
 
-DATA = DataSettings(train=("prompts.jsonl",), format="prompt", max_length=48, packing=False)
+DATA = DataSettings(train=("prompts.jsonl",), format="prompt", max_length=48, packing=False, {data})
 GRPO = Grpo(num_generations=4, max_prompt_length=32, max_completion_length=16, temperature=5.0, {grpo})
 TRAIN = dataclasses.replace(TRAIN, objective="grpo", grpo=GRPO, global_batch_size=16, {train})
 LORA = dataclasses.replace(LORA, dropout=0.0)
@@ -42,15 +42,16 @@ def write_reinforced(
     name: str = "artifact",
     grpo: str = "",
     train: str = "",
+    data: str = "",
     rollout: str = "",
     more: str = "",
     rewards: str = REWARDS,
     **changes: Any,
 ) -> Path:
-    """Write prompts.jsonl, and an artifact with rewards.py.
+    """Write prompts.jsonl and held_out.jsonl, and an artifact with rewards.py.
 
     Args:
-        grpo, train, rollout: arguments of these settings, each with a comma.
+        grpo, train, data, rollout: arguments of these settings, each with a comma.
         more: code.
         changes: as for write_artifact.
     """
@@ -60,7 +61,9 @@ def write_reinforced(
         for i in range(10)
     ]
     (place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prelude = PRELUDE.format(grpo=grpo, train=train, more=more)
+    asked = [{"messages": [{"role": "user", "content": f"count {word}"}], "answer": 0} for word in words[:5]]
+    (place / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    prelude = PRELUDE.format(grpo=grpo, train=train, data=data, more=more)
     write_artifact(place / name, prelude=prelude, arguments=ARGUMENTS.format(rollout=rollout), **changes)
     (place / name / "rewards.py").write_text(rewards)
     return place / name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ TIMES = ("seconds", "tokens_per_second", "peak_memory_bytes")
 KILLED = """
 import os
 import signal
+import statistics
 
 from runtime.training import rollouts
 
@@ -118,6 +120,53 @@ def test_killed_run_ends_like_uninterrupted_run(
     assert completions(place, "out") == completions(place, "undisturbed")
     if iterations > 1:
         assert sum(entry.get("groups_drawn_again", 0) for entry in metrics(place, "out")) > 0
+
+
+HELD_OUT = {
+    "train": "eval_every=2, generations=Generations(prompts='held_out.jsonl', max_tokens=3)",
+    "data": "eval=('held_out.jsonl',)",
+    "more": "CHECKPOINT = dataclasses.replace(CHECKPOINT, keep_best=True)\n",
+    "rate": 2e-2,
+    "steps": 6,
+    "every": 100,
+    "keep": 1,
+}
+
+
+@pytest.mark.parametrize("group", [None, 2])
+def test_held_out_prompts_are_scored_at_evaluations(group: int | None, place: Path, lives: Lives) -> None:
+    """Compare a run with one that stops and continues, and its figures with the completions that it writes."""
+    write_reinforced(place, "rl", grpo=f"num_generations_eval={group}", **HELD_OUT)
+    whole = train(lives, place, "whole", artifact="rl")
+    assert whole.status == 0, whole.stderr
+    assert train(lives, place, "out", "--steps", "4", artifact="rl").status == 0
+    end = train(lives, place, "out", "--resume", artifact="rl")
+    assert end.status == 0, end.stderr
+    assert_equal(place, "whole", "out", 6)
+    assert metrics(place, "out") == metrics(place, "whole")
+    folder = place / "out" / "checkpoints"
+    texts = (folder / "generations.jsonl").read_text()
+    assert texts == (place / "whole" / "checkpoints" / "generations.jsonl").read_text()
+    answers = [json.loads(line) for line in texts.splitlines()]
+    evaluated = {entry["step"]: entry for entry in metrics(place, "out") if "eval/reward" in entry}
+    assert [*evaluated] == [0, 2, 4, 6]
+    for step, entry in evaluated.items():
+        scored = [row for row in answers if row["step"] == step and "rewards" in row]
+        assert len(scored) == 5 * (group or 1)
+        rewards = [row["reward"] for row in scored]
+        assert entry["eval/reward"] == pytest.approx(sum(rewards) / len(rewards))
+        assert entry["eval/reward_std"] == pytest.approx(statistics.stdev(rewards), abs=1e-9)
+        vowels = [row["rewards"]["vowels"] for row in scored]
+        assert entry["eval/reward/vowels"] == pytest.approx(sum(vowels) / len(vowels))
+        asked = [row for row in answers if row["step"] == step and "rewards" not in row]
+        assert len(asked) == 5
+        if group is None:  # the same prompts, greedily, with shorter answers
+            for short, long in zip(asked, scored, strict=True):
+                assert short["prompt"] == long["prompt"] and long["answer"].startswith(short["answer"])
+    assert evaluated[6]["eval/reward"] > evaluated[0]["eval/reward"]
+    best = max((2, 4, 6), key=lambda step: (evaluated[step]["eval/reward"], -step))
+    assert best in steps(folder)
+    assert f"eval/reward={evaluated[6]['eval/reward']:.4f}" in end.stdout
 
 
 def test_failing_reward_keeps_last_step_and_run_continues_when_mended(place: Path, lives: Lives) -> None:
