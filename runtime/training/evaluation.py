@@ -73,19 +73,20 @@ class Evaluating:
         """
         numbers: Mapping[str, float] = {}
         if self._data.evaluate is not None:
-            numbers = self._data.evaluate(step)
-            self._write(step, numbers, reward_line(step, numbers))
+            numbers = self.record(step, self._data.evaluate(step))
         elif self._data.evaluation:
-            losses = [float(self._loss_of(batch)) for batch in self._data.evaluation]
-            numbers = eval_losses(losses, self._data.eval_parts)
-            self._write(step, numbers, eval_line(step, numbers))
+            losses = [self._loss_of(batch) for batch in self._data.evaluation]
+            means = eval_losses([float(loss) for loss in losses], self._data.eval_parts)
+            numbers = self.record(step, means)
         if self._data.prompts is not None:
             self._report.metrics.samples(step, self._answers(self._data.prompts))
         return numbers
 
-    def _write(self, step: int, numbers: Mapping[str, float], line: str) -> None:
+    def record(self, step: int, numbers: Mapping[str, float]) -> Mapping[str, float]:
+        """Write and print an evaluation, and return its numbers."""
         self._report.metrics.log("eval", step, numbers)
-        self._report.say(line)
+        self._report.say(eval_line(step, numbers) if LOSS.key in numbers else reward_line(step, numbers))
+        return numbers
 
     def count(self, step: int, numbers: Mapping[str, float]) -> bool:
         """Count an evaluation, and return whether it is the best so far."""

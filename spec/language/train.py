@@ -197,8 +197,8 @@ class EarlyStopping(Section):
         example=3,
     )
     min_delta: float = field(
-        "An evaluation counts as progress if its loss is below the lowest so far by more than this. With grpo "
-        "its reward must be that far above the highest.",
+        "An evaluation counts as progress if its loss is below the lowest so far by more than this. With "
+        "grpo its reward must be that far above the highest.",
         0.0,
         unit="nats a token",
         ge=0,

@@ -133,9 +133,10 @@ HELD_OUT = {
 }
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("group", [None, 2])
 def test_held_out_prompts_are_scored_at_evaluations(group: int | None, place: Path, lives: Lives) -> None:
-    """Compare a run with one that stops and continues, and its figures with the completions that it writes."""
+    """Compare a run with one that continues, and its figures with the completions that it writes."""
     write_reinforced(place, "rl", grpo=f"num_generations_eval={group}", **HELD_OUT)
     whole = train(lives, place, "whole", artifact="rl")
     assert whole.status == 0, whole.stderr

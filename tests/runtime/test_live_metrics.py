@@ -103,7 +103,9 @@ def test_run_stopped_before_its_restored_step_says_where_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session: Any = SimpleNamespace(until=5, total=100)  # --resume --steps 5, at step 10
-    outcome: Any = SimpleNamespace(early=None, step=10, loss=1.0, eval_loss=1.0, tokens_per_second=None)
+    outcome: Any = SimpleNamespace(
+        early=None, step=10, loss=1.0, eval_loss=1.0, eval_reward=None, tokens_per_second=None
+    )
     Session.conclude(session, outcome, tmp_path / FILE)
     assert "stopped after step 10 of 100, as --steps says" in capsys.readouterr().err
 

@@ -78,25 +78,38 @@ def opened(tmp_path: Path, start: int, resume: bool = False) -> Metrics:
     return Metrics(folder, start or None, False, services)
 
 
-def log(tmp_path: Path, start: int, until: int, resume: bool = False, **ends: Any) -> Path:
-    """Log the steps after `start`, and return the run's folder."""
+LOSSES = {"loss": 2.0, "chat": 3.0}
+REWARDS = {"reward": 0.5, "reward/vowels": 0.25, "reward_std/vowels": 0.1, "chat/reward": 0.75}
+
+
+def log(
+    tmp_path: Path, start: int, until: int, resume: bool = False, measured: Any = LOSSES, **ends: Any
+) -> Path:
+    """Log the steps after `start`, and return the run's folder.
+
+    Args:
+        measured: the numbers of an evaluation.
+    """
     metrics = opened(tmp_path, start, resume)
     for step in range(start + 1, until + 1):
         metrics.log("train", step, {"loss": float("nan") if step == 2 else 1.0 / step, "tokens": 7})
         if step % 2 == 0:
-            metrics.log("eval", step, {"loss": 2.0 / step, "chat": 3.0 / step})
+            metrics.log("eval", step, {name: value / step for name, value in measured.items()})
     metrics.ends(**{"status": 0, **ends})
     metrics.close()
     return metrics.path.parent
 
 
-def test_resumed_run_continues_same_mlflow_run(tmp_path: Path, runs: dict[str, SimpleNamespace]) -> None:
-    folder = log(tmp_path, 0, 5, status=143, stopped=True)
+@pytest.mark.parametrize(("measured", "name"), [(LOSSES, "eval/chat"), (REWARDS, "eval/reward/vowels")])
+def test_resumed_run_continues_same_mlflow_run(
+    measured: dict[str, float], name: str, tmp_path: Path, runs: dict[str, SimpleNamespace]
+) -> None:
+    folder = log(tmp_path, 0, 5, measured=measured, status=143, stopped=True)
     (run,) = runs.values()
     assert (run.experiment, run.name, run.status, run.ended) == ("support", "tiny", "KILLED", 1)
     assert run.params["lora.rank"] == "4" and run.params["lora.targets"] == '["q_proj"]'
-    assert ("eval/chat", 4) in run.numbers
-    log(tmp_path, 4, 8, resume=True)
+    assert (name, 4) in run.numbers
+    log(tmp_path, 4, 8, resume=True, measured=measured)
     assert list(runs.values()) == [run] and run.status == "FINISHED"
     assert_same(run.numbers, of_lines(folder))
     log(tmp_path, 0, 1)
