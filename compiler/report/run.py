@@ -116,7 +116,8 @@ class ReportedRun(LiveRun):
     @property
     def criterion(self) -> Criterion:
         """By what its evaluations are compared."""
-        return next((one for one in CRITERIA if self.metrics.get(one.name).finite), LOSS)
+        measured = (criterion for criterion in CRITERIA if self.metrics.get(criterion.name).finite)
+        return next(measured, LOSS)
 
     @property
     def evaluated(self) -> Sequence[tuple[int, float]]:
