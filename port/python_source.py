@@ -25,6 +25,7 @@ from recipec.port.arguments import Given
 from recipec.port.copies import Copier
 from recipec.port.follow import CONFIG, OVERLONG, PATH, STOPPING, STOPS, TRAINERS, Follower
 from recipec.port.keys import defaults_of, words
+from recipec.port.meaning.images import AFTERWARDS
 from recipec.port.meaning.scripts import (
     UNSLOTH,
     UNSLOTH_LORA,
@@ -532,8 +533,9 @@ class _Assembly:
     def made_by(self, model: Made) -> None:
         seen = re.search(r"[\"'](images?|audios?|videos?|pixel_values)[\"']", "\n".join(self.code.lines))
         if seen and re.search("ImageTextToText|ConditionalGeneration", self.code.shown(model.node)):
-            message = f"`{self.code.shown(model.node)}` with {seen[1]}, and recipec's models read text"
-            raise self.refused(E1150, message, "train only on text", model.node)
+            loaded = self.code.shown(model.node)
+            message = f"`{loaded}` with {seen[1]}, which recipe port does not carry over from a script"
+            raise self.refused(E1150, message, AFTERWARDS, model.node)
         if model.kind.startswith("class "):
             name = model.kind.removeprefix("class ")
             message = f"`{name}` does not load a text-only language model, which is what recipec trains"
@@ -741,12 +743,12 @@ class _Assembly:
             if content is None:
                 content = Chat(Column("messages")) if "assistant_only_loss" in self.data else Column(column)
         out = Rows(content, steps, ("formatting_func",))
-        for function in out.by_hand:
-            if seen := re.search(r"\b(images?|audios?|videos?)\b", "\n".join(function.lines)):
-                message = f"`{function.name}` is about {seen[1]}, and recipec's models read text"
-                raise Refused(
-                    Diagnostic(E1150, message, "formatting_func", "train only on text", function.span)
+        for copied in out.by_hand:
+            if seen := re.search(r"\b(images?|audios?|videos?)\b", "\n".join(copied.lines)):
+                message = (
+                    f"`{copied.name}` is about {seen[1]}, which recipe port does not carry over from a script"
                 )
+                raise Refused(Diagnostic(E1150, message, "formatting_func", AFTERWARDS, copied.span))
         return out
 
 
