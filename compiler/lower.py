@@ -166,4 +166,5 @@ def _program(facts: Facts, text: str) -> Program:
         text=text,
         automatic=facts.automatic,
         teacher=facts.teacher,
+        multimodal={} if architecture.vision is None else facts.model.multimodal,
     )

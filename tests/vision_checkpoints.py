@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from recipec.compiler.catalog import facts_of
-from recipec.compiler.miniature.small_checkpoint import VOCABULARY, write_tokenizer
+from recipec.compiler.miniature.small_checkpoint import VOCABULARY, gemma3_processor, write_tokenizer
 from tests import tiny
 
 SIGLIP = {
@@ -40,8 +40,10 @@ TEXT = {
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def make_gemma3(folder: Path, texts: Sequence[str] = (), seed: int = 0, **changes: Any) -> Any:
-    """Write a Gemma 3 checkpoint with pictures of 36 patches and 9 tokens, and return transformers' model.
+def make_gemma3(
+    folder: Path, texts: Sequence[str] = (), seed: int = 0, tokens: int = 9, **changes: Any
+) -> Any:
+    """Write a Gemma 3 checkpoint with pictures of 36 patches, and return transformers' model.
 
     A picture is longer than the window of the sliding layers.
 
@@ -49,6 +51,7 @@ def make_gemma3(folder: Path, texts: Sequence[str] = (), seed: int = 0, **change
         folder: is created.
         texts: texts from which to learn the tokenizer's merges.
         seed: of the weights.
+        tokens: of a picture.
         changes: of the text's config.json.
     """
     import transformers
@@ -62,34 +65,12 @@ def make_gemma3(folder: Path, texts: Sequence[str] = (), seed: int = 0, **change
             **changes,
         },
         vision_config=SIGLIP,
-        mm_tokens_per_image=9,
+        mm_tokens_per_image=tokens,
         **facts_of("gemma3").tokens.media,
     )
     config._attn_implementation = "eager"
     model = tiny.write(transformers.Gemma3ForConditionalGeneration, config, folder, seed=seed)
     write_tokenizer(folder, "gemma3", texts)
-    size = {"height": SIGLIP["image_size"], "width": SIGLIP["image_size"]}
-    _write(
-        folder / "preprocessor_config.json",
-        {
-            "image_processor_type": "Gemma3ImageProcessor",
-            "processor_class": "Gemma3Processor",
-            "do_convert_rgb": None,
-            "do_normalize": True,
-            "do_pan_and_scan": None,
-            "do_rescale": True,
-            "do_resize": True,
-            "image_mean": [0.5, 0.5, 0.5],
-            "image_std": [0.5, 0.5, 0.5],
-            "image_seq_length": 9,
-            "resample": 2,
-            "rescale_factor": 1 / 255,
-            "size": size,
-        },
-    )
-    _write(folder / "processor_config.json", {"image_seq_length": 9, "processor_class": "Gemma3Processor"})
+    for name, value in gemma3_processor(SIGLIP["image_size"], tokens).items():
+        (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     return model
-
-
-def _write(file: Path, value: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.emitters.settings_text import about, devices
+from recipec.compiler.lowering.pictures import row_patches
 from recipec.compiler.miniature.fewer_layers import with_layers
 from recipec.compiler.miniature.small_checkpoint import shrink
 from recipec.compiler.miniature.small_recipe import shrink_lora
@@ -64,9 +65,10 @@ def _shapes(program: Program) -> dict[str, Any]:
         },
         "miniature": _miniature(program, axes),
         "depths": [
-            {"layers": list(layers), "config": with_layers(program.config, layers)}
+            {"layers": list(layers), "config": {**with_layers(program.config, layers), **program.multimodal}}
             for layers in probed(program)
         ],
+        **({"patches": patches} if (patches := row_patches(program)) else {}),
     }
 
 

@@ -31,13 +31,18 @@ from recipec.runtime.model.adapters import (
 )
 from recipec.runtime.model.families import UnsupportedCheckpoint
 from recipec.runtime.model.families.base import LoraTarget, Parameter, Spec, arrays, sites
-from recipec.runtime.model.partition_rules import apply_rules, data_parallel
+from recipec.runtime.model.families.vision import PATH
+from recipec.runtime.model.partition_rules import apply_rules, data_parallel, divisible
 from recipec.runtime.weights.added_rows import with_vocabulary
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from recipec.spec.language import Recipe
+
+
+TOWER = f"{PATH}."
+"""What the paths of a vision tower's arrays begin with."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +159,18 @@ class Facts:
 
     @cached_property
     def defaults(self) -> tuple[Parameter, ...]:
-        """The model's arrays with the family's shardings; () without a model."""
-        return arrays(self.model.family, self.model.architecture) if self.model else ()
+        """The model's arrays with the family's shardings; () without a model.
+
+        The vision tower's are split only where they divide: no key of the recipe says how it is split.
+        """
+        if self.model is None:
+            return ()
+        return tuple(
+            replace(one, spec=divisible(one.shape, one.spec, self.axes))
+            if one.path.startswith(TOWER)
+            else one
+            for one in arrays(self.model.family, self.model.architecture)
+        )
 
     @cached_property
     def lora_targets(self) -> tuple[LoraTarget, ...]:

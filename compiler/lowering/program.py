@@ -44,6 +44,7 @@ class Program:
         automatic: the keys that the recipe leaves to the compiler (`auto`), with the reasons for their
             values.
         teacher: the model that the objective distill learns from, None with others.
+        multimodal: keys that `config` lacks, and that describe the vision tower of a recipe with pictures.
     """
 
     recipe: Recipe
@@ -65,6 +66,7 @@ class Program:
     notebook: bool = False
     automatic: Mapping[str, str] = field(default_factory=dict)
     teacher: Model | None = None
+    multimodal: Mapping[str, Any] = field(default_factory=dict)
 
     def serving(self, **changes: object) -> Program:
         """Return the program with other settings of the server."""

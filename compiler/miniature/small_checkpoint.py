@@ -69,6 +69,9 @@ def write_checkpoint(
         partial / "generation_config.json",
         {"bos_token_id": 2, "eos_token_id": [1, facts_of(family.name).tokens.turn_end], "pad_token_id": 0},
     )
+    if "vision_config" in config:
+        for name, value in TOWERS[config["model_type"]].files.items():
+            _write_json(partial / name, value)
     write_tokenizer(partial, family.name, texts, added)
     shutil.rmtree(directory, ignore_errors=True)
     partial.rename(directory)
@@ -194,12 +197,34 @@ class Tower:
     Attributes:
         config: vision_config.
         further: further keys of config.json.
+        files: of the image processor, as JSON values by name.
         tensors: names and shapes, from vision_config and the text model's hidden size.
     """
 
     config: Mapping[str, Any]
     further: Mapping[str, Any]
+    files: Mapping[str, Mapping[str, Any]]
     tensors: Callable[[Mapping[str, Any], int], Iterator[tuple[str, tuple[int, ...]]]]
+
+
+def gemma3_processor(side: int, tokens: int) -> dict[str, dict[str, Any]]:
+    """Return the files of transformers' processor of Gemma 3.
+
+    Args:
+        side: width and height of a picture in pixels, to which each is resized.
+        tokens: of a picture.
+    """
+    named = {"processor_class": "Gemma3Processor", "image_seq_length": tokens}
+    picture = {
+        **{
+            "image_processor_type": "Gemma3ImageProcessor",
+            "resample": 2,
+            "size": {"height": side, "width": side},
+        },
+        **{"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255},
+        **{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]},
+    }
+    return {"preprocessor_config.json": {**picture, **named}, "processor_config.json": named}
 
 
 VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -214,6 +239,7 @@ TOWERS = {
             "vision_use_head": False,
         },
         {"mm_tokens_per_image": 4},
+        gemma3_processor(32, 4),
         _gemma3_vision,
     ),
     "gemma4": Tower(
@@ -228,6 +254,7 @@ TOWERS = {
             "default_output_length": 16,
         },
         {"audio_config": None},
+        {},
         _gemma4_vision,
     ),
     "gemma4_unified": Tower(
@@ -240,6 +267,7 @@ TOWERS = {
             "num_soft_tokens": 16,
         },
         {"audio_config": None},
+        {},
         _gemma4_unified_vision,
     ),
 }

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import math
 import re
+import struct
+import zlib
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -110,6 +113,8 @@ def derive(
         "reasoning": None,
         "temperature": None,
     }
+    if recipe["data"]["images"] is not None:
+        recipe["data"]["images"] |= {"folder": None, "longest_side": None}
     recipe["train"] |= {
         "steps": steps,
         "epochs": None,
@@ -309,7 +314,33 @@ def conversations(count: int) -> list[list[dict[str, str]]]:
     return rows
 
 
-def row_of(messages: Sequence[dict[str, str]], format: str) -> dict[str, Any]:
+def with_picture(messages: Sequence[dict[str, Any]], number: int) -> list[dict[str, Any]]:
+    """Return a chat whose first turn has a picture of one color; every third chat has none."""
+    first, *rest = messages
+    if number % 3 == 0:
+        return [first, *rest]
+    address = f"data:image/png;base64,{b64encode(_png(number)).decode()}"
+    parts = [
+        {"type": "image_url", "image_url": {"url": address}},
+        {"type": "text", "text": first["content"]},
+    ]
+    return [{**first, "content": parts}, *rest]
+
+
+def _png(number: int, side: int = 32) -> bytes:
+    """Return a PNG file of one color."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    color = bytes(number * factor % 256 for factor in (37, 91, 151))
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    pixels = zlib.compress((b"\0" + color * side) * side)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", pixels), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def row_of(messages: Sequence[dict[str, Any]], format: str) -> dict[str, Any]:
     """Convert a chat to a row of a format of `data.format`. If the format has no place for further turns,
     only the first one is kept."""
     prompt, answer = messages[0]["content"], messages[1]["content"]

@@ -34,6 +34,7 @@ from recipec.compiler.miniature.small_recipe import (
     processes,
     row_of,
     scale_axes,
+    with_picture,
 )
 from recipec.compiler.packages import require_packages
 from recipec.compiler.rehearse.any_miniature import write_any
@@ -136,6 +137,8 @@ def write_miniature(program: Program, work: Path, dtype: str | None = None) -> s
     rows = conversations(TRAIN_ROWS + EVAL_ROWS)
     fields = program.recipe.data.fields
     for name, part in ((TRAIN_FILE, rows[EVAL_ROWS:]), (EVAL_FILE, rows[:EVAL_ROWS])):
+        if program.recipe.data.images is not None:
+            part = [with_picture(row, number) for number, row in enumerate(part)]
         lines = [json.dumps(_renamed(row_of(row, program.recipe.data.format), fields)) + "\n" for row in part]
         (work / name).write_text("".join(lines), encoding="utf-8")
     axes, dtype = scale_axes(program.recipe.mesh.axes), dtype or program.recipe.model.dtype

@@ -286,7 +286,8 @@ def _time(report: Report, probed: Probed, mesh: Mesh) -> None:
         config, layers = shape["config"], shape["layers"]
         with report.part(f"time of {len(layers)} layers") as begun, out_of_memory():
             if begun:
-                depths.append(timed(config, layers, probed.settings, probed.optimizer, mesh))
+                patches = probed.shapes.get("patches", 0)
+                depths.append(timed(config, layers, probed.settings, probed.optimizer, mesh, patches))
     if not depths:
         return
     report.rows += [

@@ -25,12 +25,14 @@ from jax.profiler import ProfileData, ProfileOptions
 from jax.sharding import Mesh
 
 from ..errors import say
+from ..model.families.vision import VisionArchitecture
 from ..model.loading import build
 from ..model.random_weights import RandomCheckpoint
 from ..settings import RunSettings
 from ..training.objective_losses import micro_batch_loss
 from ..training.objectives import OBJECTIVES, ROW, TOKEN, further_arrays
 from ..training.step import Step, fit_shardings, trained_type, update_rule
+from ..weights.checkpoint import HFCheckpoint
 from .compare_numbers import placed
 from .machine import memory
 
@@ -63,6 +65,7 @@ def timed(
     settings: RunSettings,
     optimizer: Callable[[Any], optax.GradientTransformation],
     mesh: Mesh,
+    patches: int = 0,
 ) -> Depth:
     """Compile and run the step with full rows.
 
@@ -70,11 +73,14 @@ def timed(
         config: config.json of the model with only these layers.
         layers: their numbers in the whole model.
         optimizer: makes the recipe's optimizer chain from a schedule.
+        patches: of the pictures of a row; 0 for a recipe without pictures.
     """
     lora, train = settings.lora, settings.train
     if lora is not None and lora.layers is not None:
         lora = replace(lora, layers=tuple(new for new, old in enumerate(layers) if old in lora.layers))
-    base = RandomCheckpoint.of(config)
+    base: HFCheckpoint = RandomCheckpoint.of(config)
+    if patches:
+        base = base.seeing()
     with mesh:
         built = build(base, settings.model, lora, mesh, settings.rules, train.seed)
         rule: Any = update_rule(built, optimizer(optax.constant_schedule(1e-5)))
@@ -85,7 +91,10 @@ def timed(
         fit_shardings(state, mesh)
         step = Step(built, state, train, mesh, functools.partial(micro_batch_loss, built, train))
         live = jax.device_put(step.live, step.shardings)
-        arguments = placed(_rows(settings, base.architecture.vocab_size), mesh)
+        rows = _rows(settings, base.architecture.vocab_size)
+        if base.architecture.vision is not None:
+            rows |= _pictures(base.architecture.vision, patches, rows["tokens"].shape)
+        arguments = placed(rows, mesh)
         begun = time.monotonic()
         compiled = step.jit().lower(live, step.base, arguments).compile()
         ready = time.monotonic()
@@ -173,6 +182,31 @@ def _rows(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
         "norm": np.asarray(shape[0] * (shape[1] - 1), np.float32),
         "index": np.asarray(0, np.int32),
     }
+
+
+def _pictures(vision: VisionArchitecture, patches: int, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """Return the pictures of rows that begin with their tokens.
+
+    Args:
+        patches: of a row.
+        shape: of the tokens.
+    """
+    place, count = np.arange(patches), patches // vision.patches_of_feature
+    size = vision.patches or patches
+    side = math.isqrt(size)
+    token = np.arange(shape[1])
+    stands = token < count
+    one = {
+        "patch_images": place // size + 1,
+        "patch_positions": np.stack([place % size // side, place % size % side], axis=-1),
+        "image_features": np.where(stands, token, -1),
+        "image_ids": np.where(stands, token // (size // vision.patches_of_feature) + 1, 0),
+    }
+    pixels = np.random.default_rng(0).standard_normal((patches, vision.patch_features), np.float32)
+    rows = {
+        name: np.broadcast_to(array.astype(np.int32), (shape[0], *array.shape)) for name, array in one.items()
+    }
+    return {"patches": np.broadcast_to(pixels, (shape[0], *pixels.shape)), **rows}
 
 
 TRACED = 3

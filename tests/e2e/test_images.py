@@ -1,0 +1,185 @@
+"""Whole runs on drawn pictures: what a model learns from them, and a server's answers about them.
+
+vLLM on a CPU computes pictures' tokens causally in every model. A picture is therefore one token in the model
+that is served, whose mask is the same in both directions.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+from safetensors.numpy import load_file
+from tokenizers import AddedToken, Tokenizer
+
+from tests.e2e import vllm_cpu
+from tests.e2e.gemma3 import run
+from tests.e2e.greedy import load
+from tests.vision_checkpoints import SIGLIP, TEXT, make_gemma3
+
+SIDE = SIGLIP["image_size"]
+COLORS = {"red": (220, 40, 40), "green": (40, 190, 60), "blue": (50, 70, 220)}
+SHAPES = ("circle", "square", "stripe")
+ASKED = "What is this?"
+RECIPE = """\
+recipe: 1
+name: shapes
+model: {{id: ./base, dtype: float32}}
+mesh: {{accelerator: cpu-4, axes: {{fsdp: 2, tp: 2}}}}
+lora: {lora}
+data: {{train: [train.jsonl], format: chat, max_length: 96, packing: true, images: {{}}}}
+train:
+  steps: {steps}
+  global_batch_size: 8
+  micro_batch_size: 2
+  optimizer: {{learning_rate: {rate}}}
+  log: {{every: 10}}
+checkpoint: {{every_steps: {every}}}
+merge: {{output: merged, dtype: float32}}
+"""
+
+
+def draw(color: str, shape: str, place: random.Random) -> Image.Image:
+    """Draw a shape of a size and at a place that differ from picture to picture."""
+    picture = Image.new("RGB", (SIDE, SIDE), (235, 235, 235))
+    size = place.randint(12, 16)
+    x, y = (place.randint(1, SIDE - size - 1) for _ in range(2))
+    pen, box = ImageDraw.Draw(picture), (x, y, x + size, y + size)
+    if shape == "circle":
+        pen.ellipse(box, fill=COLORS[color])
+    elif shape == "square":
+        pen.rectangle(box, outline=COLORS[color], width=3)
+    else:
+        pen.rectangle((x, y + size // 3, x + size, y + size // 3 + 4), fill=COLORS[color])
+    return picture
+
+
+def drawn(count: int, seed: int) -> list[tuple[Image.Image, str]]:
+    """Return pictures with what they show."""
+    place = random.Random(seed)
+    kinds = [(color, shape) for color in COLORS for shape in SHAPES]
+    chosen = [kinds[i % len(kinds)] for i in range(count)]
+    place.shuffle(chosen)
+    return [(draw(color, shape, place), f"{color} {shape}") for color, shape in chosen]
+
+
+def write_data(folder: Path, pictures: Sequence[tuple[Image.Image, str]]) -> None:
+    """Write conversations about pictures, and one without."""
+    (folder / "pictures").mkdir()
+    rows = [{"messages": [turn("user", "Hello"), turn("assistant", "Hello")], "images": []}]
+    for number, (picture, answer) in enumerate(pictures):
+        name = f"pictures/{number}.png"
+        picture.save(folder / name)
+        parts = [{"type": "image"}, {"type": "text", "text": ASKED}]
+        rows.append({"messages": [turn("user", parts), turn("assistant", answer)], "images": [name]})
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+def turn(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def trained(root: Path, folder: Path, steps: Sequence[str], **values: Any) -> Path:
+    """Build the recipe in a folder, train it with each of the arguments, and return the merged folder."""
+    (folder / "shapes.yaml").write_text(RECIPE.format(**values), "utf-8")
+    run(root, "-m", "recipec.compiler.cli.main", "build", folder / "shapes.yaml", "-o", folder / "generated")
+    artifact, places = folder / "generated" / "shapes", ("--model", folder / "base")
+    for number, arguments in enumerate(steps):
+        output = folder / f"run{number}"
+        for more in arguments.split(","):
+            words = (*places, "--output", output, "--data-dir", folder, *more.split())
+            assert run(root, artifact / "train.py", *words).startswith("done:")
+        run(
+            root,
+            artifact / "merge.py",
+            *places,
+            "--output",
+            output,
+            "--checkpoint",
+            output / "checkpoints",
+            "--verify",
+        )
+    return folder / "run0" / "merged"
+
+
+def answers(folder: Path, pictures: Sequence[Image.Image]) -> list[str]:
+    """Ask transformers' model of a folder about pictures."""
+    import torch
+    import transformers
+
+    model, processor = load(folder), transformers.AutoProcessor.from_pretrained(folder)
+    out = []
+    for picture in pictures:
+        parts = [{"type": "image"}, {"type": "text", "text": ASKED}]
+        text = processor.apply_chat_template([turn("user", parts)], add_generation_prompt=True)
+        # The template begins with <bos>, as the tokenizer does.
+        inputs = processor(text=text, images=[picture], add_special_tokens=False, return_tensors="pt")
+        with torch.no_grad():
+            tokens = model.generate(**inputs, max_new_tokens=8, do_sample=False)[0]
+        end = processor.tokenizer.convert_tokens_to_ids("<end_of_turn>")
+        new = tokens[inputs["input_ids"].shape[1] :].tolist()
+        new = new[: new.index(end)] if end in new else new
+        out.append(processor.tokenizer.decode(new, skip_special_tokens=True))
+    return out
+
+
+@pytest.mark.nightly
+def test_a_model_learns_what_pictures_show(root: Path, tmp_path: Path) -> None:
+    """Train a random text model over a random tower that stays as it is."""
+    make_gemma3(tmp_path / "base", texts=[ASKED, *(answer for _, answer in drawn(9, 0))])
+    write_data(tmp_path, drawn(900, 1))
+    held_out = drawn(90, 2)
+    merged = trained(root, tmp_path, [""], lora="null", steps=400, rate="3.0e-3", every=400)
+    pictures, expected = zip(*held_out, strict=True)
+    right = {
+        name: sum(a == b for a, b in zip(answers(folder, pictures), expected, strict=True)) / len(expected)
+        for name, folder in {"before": tmp_path / "base", "after": merged}.items()
+    }
+    print(right)
+    assert right["before"] <= 0.2
+    assert right["after"] >= 0.9
+
+
+@pytest.mark.e2e
+def test_a_resumed_run_is_the_same_and_the_server_answers_as_transformers(root: Path, tmp_path: Path) -> None:
+    make_gemma3(tmp_path / "base", texts=[ASKED], tokens=1, head_dim=32, num_hidden_layers=2)
+    _newlines(tmp_path / "base")
+    write_data(tmp_path, drawn(40, 1))
+    lora = "{rank: 4, dropout: 0.1, dtype: float32}"
+    merged = trained(root, tmp_path, ["", "--steps 2,--resume"], lora=lora, steps=4, rate="1.0e-2", every=1)
+    one, other = (load_file(tmp_path / f"run{i}" / "merged" / "model.safetensors") for i in range(2))
+    assert all(np.array_equal(value, other[name]) for name, value in one.items())
+    base = load_file(tmp_path / "base" / "model.safetensors")
+    tower = [name for name in base if "vision_tower" in name or "projector" in name]
+    assert tower and all(np.array_equal(base[name], one[name]) for name in tower)
+    pictures = [picture for picture, _ in drawn(6, 3)]
+    expected = answers(merged, pictures)
+    assert len(set(expected)) > 1, "the answer depends on the picture"
+    with vllm_cpu.serve(merged, "images") as server:
+        assert [_served(server, picture) for picture in pictures] == expected
+
+
+def _newlines(folder: Path) -> None:
+    """Add the tokens of several newlines, which Gemma's tokenizer has and vLLM looks up."""
+    file = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    tokenizer.add_tokens([AddedToken("\n" * count, normalized=False) for count in range(1, 5)])
+    assert tokenizer.get_vocab_size() <= TEXT["vocab_size"]
+    tokenizer.save(file)
+
+
+def _served(server: vllm_cpu.Server, picture: Image.Image) -> str:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    address = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    parts = [{"type": "image_url", "image_url": {"url": address}}, {"type": "text", "text": ASKED}]
+    body = {"model": "base", "messages": [turn("user", parts)], "max_tokens": 8, "temperature": 0}
+    return str(server.post("/v1/chat/completions", body)["choices"][0]["message"]["content"])
