@@ -29,6 +29,7 @@ from recipec.compiler.vllm.blocks import SMALL_HEAD, batched_kernel, decode_bloc
 from recipec.compiler.vllm.flags import by_flag
 from recipec.compiler.wording import split_layer
 from recipec.runtime.model.families.base import EXPERTS, HYBRID, LINEAR, Parameter
+from recipec.runtime.model.families.vision import PATH as TOWER
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -191,6 +192,8 @@ def _text(program: Program) -> Iterator[Weights]:
     for parameter in program.parameters:
         path, numbers, tp = parameter.path, float(math.prod(parameter.shape)), serve.tensor_parallel_size
         split = f"split over {tp}" if tp > 1 else "whole"
+        if path.startswith(f"{TOWER}."):
+            continue  # `_vision` has these
         if path.startswith("embedder.") and path.endswith("input_embedding"):
             yield _embedding(parameter, plain, tp, split, tied and not copied)
             if copied and path == "embedder.input_embedding":
@@ -322,6 +325,9 @@ def _layer(path: str) -> int:
 def _vision(program: Program) -> Iterator[Weights]:
     """Yield the vision tower and its projection, in bfloat16. Text requests read none of it."""
     tower = TOWERS.get(catalog.title(program.recipe.model.id))
+    if tower is None and program.architecture.vision is not None:
+        arrays = program.architecture.vision.parameters()
+        tower = Tower(0, sum(math.prod(array.shape) for array in arrays), "whole on each")
     if tower is None or catalog.architecture_class(_config(program)).endswith("ForCausalLM"):
         return
     tp = program.recipe.server.tensor_parallel_size

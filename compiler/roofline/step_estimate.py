@@ -411,9 +411,12 @@ def tower_bytes(program: Program) -> float:
         return 0.0
     axes, size = program.recipe.mesh.axes, BYTES[program.recipe.model.dtype]
     on_device = rows(program) * patches / program.data_parallel
-    features = 6.0 * vision.hidden_size + 2.0 * vision.intermediate_size / axes.get("tp", 1)
-    matrices = sum(float(math.prod(parameter.shape)) for parameter in vision.parameters())
-    return size * (on_device * features + 2.0 * matrices / vision.num_layers) + 2.0 * TOWER_SCORES
+    if vision.layers is None:
+        return size * on_device * 2.0 * vision.patch_features
+    layers = vision.layers
+    features = 6.0 * layers.hidden_size + 2.0 * layers.intermediate_size / axes.get("tp", 1)
+    matrices = sum(float(math.prod(parameter.shape)) for parameter in layers.parameters(0, ""))
+    return size * (on_device * features + 2.0 * matrices) + 2.0 * TOWER_SCORES
 
 
 def _ahead(program: Program, activations: dict[str, float], held: Weights) -> dict[str, float]:

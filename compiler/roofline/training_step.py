@@ -285,7 +285,8 @@ def tower_flops(program: Program) -> float:
         float(math.prod(parameter.shape)) for parameter in vision.parameters() if multiplies(parameter)
     )
     seen = vision.patches or patches
-    attended = 2.0 * vision.num_layers * vision.hidden_size * seen
+    layers = vision.layers
+    attended = 0.0 if layers is None else 2.0 * layers.count * layers.num_heads * layers.head_dim * seen
     return FORWARD * rows(program) * patches * (matrices + attended)
 
 
