@@ -294,6 +294,7 @@ def emit_smoke(program: Program) -> dict[str, str]:
         vllm=pins.sets()["serve"]["vllm-tpu"],
         api_key=server.api_key,
         text=not asks_chats(recipe),
+        picture=program.architecture.vision is not None,
         must_differ=recipe.serve.smoke_prompts,
         prompts=[] if recipe.serve.smoke_prompts else _evaluated(program),
     )

@@ -166,10 +166,10 @@ class Facts:
         if self.model is None:
             return ()
         return tuple(
-            replace(one, spec=divisible(one.shape, one.spec, self.axes))
-            if one.path.startswith(TOWER)
-            else one
-            for one in arrays(self.model.family, self.model.architecture)
+            replace(array, spec=divisible(array.shape, array.spec, self.axes))
+            if array.path.startswith(TOWER)
+            else array
+            for array in arrays(self.model.family, self.model.architecture)
         )
 
     @cached_property

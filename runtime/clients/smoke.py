@@ -116,6 +116,8 @@ def _checks(findings: Findings, client: Client, arguments: argparse.Namespace) -
     findings.check("first request", answers.first_request)
     findings.check("chat completion" if model.chat else "completion", answers.completion)
     findings.check("streaming", answers.streaming)
+    if arguments.picture and not client.local:
+        findings.check("picture", lambda: smoke_checks.picture(model))
     findings.check("unknown model", lambda: smoke_checks.unknown(model))
     findings.check("differs from base", lambda: _difference(model, arguments))
 
@@ -216,6 +218,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--base", metavar="NAME", help="the name that its base is served by at the same address")
     add("--base-url", metavar="URL", help="a server or folder of the base, to compare answers with")
     add("--text", action="store_true", help="the model has no chat template: prompts are continued")
+    add("--picture", action="store_true", help="also ask about a picture; a folder is not asked")
     add("--vllm", metavar="VERSION", help="the version of vLLM that the recipe's flags were checked against")
     add("--api-key", action="store_true", help=f"the server requires a key: {KEY_VARIABLE} must hold it")
     several: dict[str, Any] = {"action": "append", "default": [], "metavar": "PROMPT"}

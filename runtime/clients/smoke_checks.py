@@ -5,6 +5,9 @@ The last one compares a fine-tuned model with its base, by greedy answers and th
 
 from __future__ import annotations
 
+import struct
+import zlib
+from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +30,9 @@ ROUTES = (
 FIRST = "Name three colors of the rainbow."
 SECOND = "Count from one to twenty in words."
 """A different prompt, so that the server cannot reuse its cache of the first request."""
+
+SHOWN, SIDE = "Which color is this?", 64
+"""A question about a picture, and the picture's width in pixels."""
 
 ANSWER_TOKENS = 32
 PACED_TOKENS = 64
@@ -131,6 +137,34 @@ def unknown(model: ServedModel) -> Finding:
             raise
         return Finding("404")
     raise CheckFailed(f"a request for `{UNKNOWN}` is answered", "does a router answer in the server's place?")
+
+
+def picture(model: ServedModel) -> Finding:
+    """Check that a question about a picture is answered, and that the picture adds tokens to the prompt."""
+    address = f"data:image/png;base64,{b64encode(_png()).decode()}"
+    parts = [{"type": "image_url", "image_url": {"url": address}}, {"type": "text", "text": SHOWN}]
+    without = model.whole(model.question(SHOWN, 1))
+    body = {**model.question(SHOWN, ANSWER_TOKENS), "messages": [{"role": "user", "content": parts}]}
+    answer = model.whole(body)
+    tokens = answer.prompt_tokens - without.prompt_tokens
+    if tokens < 1:
+        raise CheckFailed(
+            "the picture adds no token to the prompt",
+            "does the server leave pictures out (--limit-mm-per-prompt, --language-model-only)?",
+        )
+    return Finding(f"{tokens} tokens: {quoted(''.join(answer.text))}", figures={"picture_tokens": tokens})
+
+
+def _png() -> bytes:
+    """Return a PNG file: a red picture of SIDE x SIDE pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)
+    pixels = zlib.compress((b"\0" + bytes((220, 30, 30)) * SIDE) * SIDE)
+    chunks = chunk(b"IHDR", header), chunk(b"IDAT", pixels), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 def base_model(client: Client) -> str:

@@ -196,7 +196,7 @@ def _pictures(vision: VisionArchitecture, patches: int, shape: tuple[int, int]) 
     side = math.isqrt(size)
     token = np.arange(shape[1])
     stands = token < count
-    one = {
+    arrays = {
         "patch_images": place // size + 1,
         "patch_positions": np.stack([place % size // side, place % size % side], axis=-1),
         "image_features": np.where(stands, token, -1),
@@ -204,7 +204,8 @@ def _pictures(vision: VisionArchitecture, patches: int, shape: tuple[int, int]) 
     }
     pixels = np.random.default_rng(0).standard_normal((patches, vision.patch_features), np.float32)
     rows = {
-        name: np.broadcast_to(array.astype(np.int32), (shape[0], *array.shape)) for name, array in one.items()
+        name: np.broadcast_to(array.astype(np.int32), (shape[0], *array.shape))
+        for name, array in arrays.items()
     }
     return {"patches": np.broadcast_to(pixels, (shape[0], *pixels.shape)), **rows}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import signal
@@ -13,9 +15,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from recipec.runtime.clients import smoke, smoke_checks
-from recipec.runtime.clients.answers import Streamed
+from recipec.runtime.clients.answers import ServedModel, Streamed
 from recipec.runtime.clients.client import KEY_VARIABLE
 from recipec.runtime.clients.findings import CheckFailed
 from recipec.runtime.clients.smoke_checks import came_one_by_one
@@ -477,3 +480,32 @@ def test_streams_that_cannot_be_judged_give_a_note() -> None:
         assert note == f"{said} to tell whether chunks come one by one"
     with pytest.raises(CheckFailed):
         came_one_by_one(stream_of(*times, held_up=0.09))
+
+
+class Seeing:
+    """A client of a server that counts some tokens for each picture."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens, self.pictures = tokens, []
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        content = body["messages"][0]["content"]
+        shown = [
+            part["image_url"]["url"] for part in content if isinstance(part, dict) and "image_url" in part
+        ]
+        self.pictures += shown
+        usage = {"prompt_tokens": 12 + self.tokens * len(shown), "completion_tokens": 1}
+        choice = {"message": {"content": "red"}, "finish_reason": "stop", "token_ids": [3]}
+        return {"choices": [choice], "usage": usage}
+
+
+def test_a_picture_must_add_tokens_to_the_prompt() -> None:
+    seeing: Any = Seeing(256)
+    finding = smoke_checks.picture(ServedModel(seeing, "tuned"))
+    assert finding.figures == {"picture_tokens": 256} and "red" in finding.text
+    (address,) = seeing.pictures
+    png = Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2])))
+    assert png.size == (64, 64) and png.getpixel((5, 60)) == (220, 30, 30)
+    blind: Any = Seeing(0)
+    with pytest.raises(CheckFailed, match="adds no token"):
+        smoke_checks.picture(ServedModel(blind, "tuned"))
