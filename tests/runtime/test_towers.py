@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import torch
 from flax import nnx
 
+from recipec.runtime.model.families import UnsupportedCheckpoint, family_of
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.runtime import towers, training
 
@@ -19,7 +22,13 @@ LIMIT = 1e-5
 """Relative to the largest value: the float32 noise of either library."""
 
 
-@pytest.mark.parametrize("case", towers.CASES)
+OFTEN = ("gemma4", "mistral3", "qwen3_vl")
+"""Cases of `make test`: one of each way to place patches and to merge them. The others differ less."""
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in OFTEN else pytest.param(case, marks=pytest.mark.e2e) for case in towers.CASES]
+)
 def test_features_and_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     model, config = towers.reference(case)
     model.save_pretrained(tmp_path)
@@ -70,3 +79,39 @@ def test_features_and_logits_equal_transformers(case: str, tmp_path: Path) -> No
         got = found[r, : len(wanted)]
         assert np.abs(got - wanted).max() <= LIMIT * np.abs(wanted).max()
         assert np.abs(blind[r, : len(wanted)] - wanted).max() > 0.05 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        ("gemma3", {"vision_config": {"model_type": "clip_vision_model"}}, "known is 'siglip_vision_model'"),
+        ("gemma3", {"vision_config": {"num_attention_heads": 5}}, "48, which 5 heads do not divide"),
+        ("gemma3", {"mm_tokens_per_image": 8}, "6 x 6 patches, which do not average to a square"),
+        ("gemma4", {"vision_config": {"head_dim": 18}}, "4 must divide the features"),
+        ("gemma4", {"vision_config": {"standardize": 1}}, "standardize is 1, not true or false"),
+        ("gemma4", {"vision_config": {"hidden_activation": "quick_gelu"}}, "is 'quick_gelu'; known are silu"),
+        ("gemma4_unified", {"vision_config": {"output_proj_dims": 41}}, "supports only 40"),
+        ("mistral3", {"vision_feature_layer": [-2, -5]}, "Pixtral supports only -1"),
+        ("mistral3", {"vision_config": {"rope_parameters": {"rope_type": "linear"}}}, "only 'default'"),
+        ("qwen2_5_vl", {"text_config": {"rope_parameters": {}}}, "has no mrope_section"),
+        ("qwen2_5_vl", {"vision_config": {"window_size": 7}}, "smaller than 2 patches of 4 pixels"),
+        ("qwen2_5_vl", {"vision_config": {"out_hidden_size": 48}}, "the language model has 36 features"),
+        ("qwen3_vl", {"vision_config": {"num_position_embeddings": 50}}, "50, which is not a square"),
+        ("qwen3_vl", {"vision_config": {"deepstack_visual_indexes": [3]}}, "names no layers of 3"),
+        ("llama4", {"vision_config": {"intermediate_size": 200}}, "supports only 192"),
+        ("llama4", {"vision_config": {"pixel_shuffle_ratio": 0.4}}, "which do not fit each other"),
+    ],
+)
+def test_unknown_towers_are_refused_by_their_key(case: str, changes: dict[str, Any], message: str) -> None:
+    config = towers.config_of(case).to_dict()
+    for key, value in changes.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    with pytest.raises(UnsupportedCheckpoint, match=re.escape(message)):
+        family_of(config).vision(config)
+
+
+def test_checkpoint_without_a_known_tower_has_none() -> None:
+    config = towers.config_of("mistral3").to_dict()
+    assert family_of(config).vision({**config, "vision_config": None}) is None
+    llava = {**config, "model_type": "llava", "vision_config": {"model_type": "clip_vision_model"}}
+    assert family_of(llava).vision(llava) is None

@@ -131,6 +131,10 @@ FURTHER: dict[str, dict[str, Any]] = {
     "gemma4_unified": {**LOCAL, "use_bidirectional_attention": None},
     "gemma4_unified-both_ways": {**LOCAL, "use_bidirectional_attention": "vision"},
     "mistral3": {"sliding_window": None},
+    "qwen2_5_vl": {
+        **{"num_attention_heads": 6, "head_dim": 6},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1]},
+    },
     "qwen3_5": {
         **{"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2},
         **{"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 4},
@@ -144,13 +148,18 @@ FURTHER: dict[str, dict[str, Any]] = {
 """What a case's text config has besides TEXT."""
 
 
-def reference(case: str) -> tuple[Any, Any]:
-    """Return transformers' model of a case, with random values in all arrays, and its config."""
+def config_of(case: str) -> Any:
+    """Return transformers' config of a case."""
     kind = case.partition("-")[0]
-    text = {**TEXT, "model_type": TEXTS[kind], **FURTHER.get(case, {}), **(SECTIONS if "vl" in kind else {})}
+    text = {**TEXT, "model_type": TEXTS[kind], **(SECTIONS if "vl" in kind else {}), **FURTHER.get(case, {})}
     named = "image_token_id" if "qwen" in kind or "gemma4" in kind else "image_token_index"
     given = {"text_config": text, named: TOKEN, **(CASES.get(case) or CASES[kind])}
-    config = transformers.AutoConfig.for_model(kind, **given)
+    return transformers.AutoConfig.for_model(kind, **given)
+
+
+def reference(case: str) -> tuple[Any, Any]:
+    """Return transformers' model of a case, with random values in all arrays, and its config."""
+    config = config_of(case)
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(config).eval().float()

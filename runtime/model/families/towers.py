@@ -366,7 +366,13 @@ def _qwen3(
             f"config.json: num_position_embeddings of {VISION} is {places}, which is not a square", VISION
         )
     listed = vision.get("deepstack_visual_indexes", [8, 16, 24]) if deep else []
-    deepstack = []
+    depth, deepstack = integer(vision, "depth"), []
+    if not isinstance(listed, list | tuple) or not all(layer in range(depth) for layer in listed):
+        raise UnsupportedCheckpoint(
+            f"config.json: deepstack_visual_indexes of {VISION} is {listed!r}, which names no layers of "
+            f"{depth}",
+            VISION,
+        )
     for i, layer in enumerate(listed):
         held = f"visual.deepstack_merger_list.{i}"
         names = (f"{held}.{norms[0]}", f"{held}.{norms[1]}")
