@@ -8,8 +8,9 @@ importing them needs neither jax nor numpy. The fields of sections.py are the re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .model.partition_rules import data_parallel
 from .sections import Checkpoint, Data, FakeQuantization, Source, Train
@@ -17,6 +18,10 @@ from .sections import Checkpoint, Data, FakeQuantization, Source, Train
 if TYPE_CHECKING:
     from .model.adapters import LoraSettings
     from .model.partition_rules import Placement, Rule
+
+
+REWARD_ARGUMENTS = ("prompts", "completions", "completion_ids")
+"""Arguments of every reward function besides the columns of the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +134,30 @@ class TrainSettings(Train):
 @dataclass(frozen=True)
 class CheckpointSettings(Checkpoint):
     """The `checkpoint` section of a recipe. A relative directory is relative to --output."""
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward function of the recipe.
+
+    Attributes:
+        function: the function's name in `file`, or the name of a ready reward.
+        file: a Python file; None for a ready reward.
+        column: the column that a ready reward compares with, or None.
+        options: of a ready reward.
+        weight: the factor of its scores in a completion's reward.
+    """
+
+    function: str
+    file: str | None = None
+    column: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    weight: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Return "file.py:function", or the name of a ready reward."""
+        return f"{Path(self.file).name}:{self.function}" if self.file else self.function
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import principal
 from recipec.runtime.reinforcement.loss_types import LOSS_TYPES
 from recipec.runtime.reinforcement.ready_rewards import READY_REWARDS
-from recipec.runtime.reinforcement.rewards import ARGUMENTS
+from recipec.runtime.settings import REWARD_ARGUMENTS
 from recipec.spec import words
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
@@ -172,9 +172,9 @@ def _parameters(facts: Facts, place: str, path: str, node: Function) -> Iterator
         return  # the decorator may change the parameters
     arguments = node.args
     by_name = [arg.arg for arg in (*arguments.args, *arguments.kwonlyargs)]
-    taken = f"it is called with {listing(f'`{argument}`' for argument in ARGUMENTS)} and the data's columns"
+    taken = f"it is called with {listing(f'`{name}`' for name in REWARD_ARGUMENTS)} and the data's columns"
     way = f"def {node.name}(completions, **columns)"
-    missing = [argument for argument in ARGUMENTS if argument not in by_name]
+    missing = [argument for argument in REWARD_ARGUMENTS if argument not in by_name]
     if arguments.posonlyargs:
         what = f"`{node.name}` of `{path}` takes `{arguments.posonlyargs[0].arg}` only by position: {taken}"
     elif arguments.kwarg is None and missing:
@@ -273,7 +273,7 @@ def _needs(facts: Facts, reward: Reward) -> list[str]:
     plain = arguments.args[: len(arguments.args) - len(arguments.defaults)]
     named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     required = [*plain, *(parameter for parameter, default in named if default is None)]
-    return [parameter.arg for parameter in required if parameter.arg not in ARGUMENTS]
+    return [parameter.arg for parameter in required if parameter.arg not in REWARD_ARGUMENTS]
 
 
 def _fault(reward: Reward, values: list[Any]) -> tuple[str, str] | None:

@@ -13,7 +13,6 @@ from recipec.compiler.lowering.runtime_settings import SETTINGS, plain
 from recipec.compiler.python_text import WIDTH, Call, Name, Value, assignment, string
 from recipec.runtime import sections
 from recipec.runtime import settings as runtime_settings
-from recipec.runtime.reinforcement import rewards
 from recipec.runtime.settings import ModelSettings, RunSettings, Source
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.language.reinforcement import OF_SERVER
@@ -221,7 +220,7 @@ def imports(values: Mapping[str, Value]) -> list[str]:
     """Return the statements that import the classes of settings that constants call."""
     modules: dict[str, list[str]] = {}
     for name in sorted({name for value in values.values() for name in _called(value)}):
-        places = (runtime_settings, sections, rewards)
+        places = (runtime_settings, sections)
         kind = next((value for place in places if (value := getattr(place, name, None))), None)
         if kind is not None:  # LoraSettings stands in a module of its own
             modules.setdefault(kind.__module__.removeprefix("recipec."), []).append(name)

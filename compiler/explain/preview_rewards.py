@@ -15,8 +15,8 @@ from recipec.runtime.data.formats import PARSERS, prompt_column
 from recipec.runtime.data.row_values import ColumnRow, Malformed, without_fillers
 from recipec.runtime.errors import UserError
 from recipec.runtime.reinforcement.ready_rewards import text_of
-from recipec.runtime.reinforcement.rewards import ARGUMENTS, Rewards
-from recipec.runtime.settings import Source
+from recipec.runtime.reinforcement.rewards import Rewards
+from recipec.runtime.settings import REWARD_ARGUMENTS, Source
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -129,7 +129,7 @@ def scored(program: Program, place: str, tokenizer: Any, data_dir: Path) -> Rewa
     ids = [
         tokenizer(text_of(completion), add_special_tokens=False)["input_ids"] for completion in completions
     ]
-    names = dict.fromkeys(name for column in columns for name in column if name not in ARGUMENTS)
+    names = dict.fromkeys(name for column in columns for name in column if name not in REWARD_ARGUMENTS)
     by_column = {name: [row.get(name) for row in columns] for name in names}
     limits, rewards = program.recipe.reward_limits, rewards_of(program.recipe, program.source.parent)
     with Rewards(rewards, limits.seconds, limits.memory_mebibytes << 20) as running:

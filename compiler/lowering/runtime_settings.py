@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.references import is_inline
 from recipec.runtime import sections
-from recipec.runtime.reinforcement.rewards import Reward
 from recipec.runtime.settings import (
     OF_A_SOURCE,
     CheckpointSettings,
     DataSettings,
     MeshSettings,
     ModelSettings,
+    Reward,
     RunSettings,
     Source,
     TrainSettings,

@@ -22,17 +22,15 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, first_line, printable, say
 from ..interrupts import held
+from ..settings import REWARD_ARGUMENTS, Reward
 from .processes import Answer, Supervised, exchange, limit_memory, read_request, supervise
 from .ready_rewards import READY_REWARDS, ready_reward
 
-ARGUMENTS = ("prompts", "completions", "completion_ids")
-"""Arguments of every reward function besides the columns of the data."""
 START_SECONDS = 300.0
 """The time that a process may take to import its function."""
 SEARCH_SECONDS = 10.0
@@ -42,30 +40,6 @@ SHOWN_CHARACTERS = 200
 
 Scores = list[float | None]
 """A number for each completion, or None where the function did not score it."""
-
-
-@dataclass(frozen=True)
-class Reward:
-    """A reward function of the recipe.
-
-    Attributes:
-        function: the function's name in `file`, or the name of a ready reward.
-        file: a Python file; None for a ready reward.
-        column: the column that a ready reward compares with, or None.
-        options: of a ready reward.
-        weight: the factor of its scores in a completion's reward.
-    """
-
-    function: str
-    file: str | None = None
-    column: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    weight: float = 1.0
-
-    @property
-    def name(self) -> str:
-        """Return "file.py:function", or the name of a ready reward."""
-        return f"{Path(self.file).name}:{self.function}" if self.file else self.function
 
 
 class Rewards:
@@ -135,7 +109,7 @@ class Rewards:
             UserError: a function raised an exception, returned something else than a finite number or None
                 for each completion, took too long or too much memory, or its process ended.
         """
-        for name in ARGUMENTS:
+        for name in REWARD_ARGUMENTS:
             if name in columns:
                 raise UserError(
                     f"the data has a column {name}, which is an argument of every reward function",

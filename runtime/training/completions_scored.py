@@ -16,8 +16,8 @@ from ..hosts.single import SINGLE, SingleProcess
 from ..model.decode import Completions, right_padded
 from ..model.sampling import GREEDY, Sampling, salts_of
 from ..reinforcement.advantages import combined_rewards, overlong_penalty
-from ..reinforcement.rewards import Reward
 from ..sections import Grpo
+from ..settings import Reward
 
 if TYPE_CHECKING:
     from ..hosts.group import ProcessGroup

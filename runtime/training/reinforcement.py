@@ -13,9 +13,9 @@ from ..data.stops import end_tokens, generation_config
 from ..errors import UserError
 from ..model.decode import Generation
 from ..model.sharding import Rows
-from ..reinforcement.rewards import Reward, Rewards
+from ..reinforcement.rewards import Rewards
 from ..sections import RewardLimits, Rollout
-from ..settings import RunSettings, TrainSettings
+from ..settings import Reward, RunSettings, TrainSettings
 from .completions_scored import Generates, HeldOut
 from .rollouts import Generator, Rollouts, Run, generation_of, stop_tokens
 from .server_rollouts import Exported, server_generator

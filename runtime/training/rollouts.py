@@ -41,9 +41,9 @@ from ..reinforcement.advantages import (
     without_difference,
 )
 from ..reinforcement.correction import check_mismatch, importance_weights, mismatch
-from ..reinforcement.rewards import Reward
 from ..reinforcement.token_weights import token_weights, trained_mask
 from ..sections import Grpo, Rollout
+from ..settings import Reward
 from .completions_scored import (
     SHOWN,
     Generates,

@@ -18,13 +18,13 @@ from ..model.loading import build
 from ..model.partition_rules import Rule
 from ..model.sharding import Rows
 from ..progress import Progress
-from ..reinforcement.rewards import Reward
 from ..sections import RewardLimits, Rollout
 from ..settings import (
     CheckpointSettings,
     DataSettings,
     MeshSettings,
     ModelSettings,
+    Reward,
     RunSettings,
     TrainSettings,
 )

@@ -15,8 +15,8 @@ from emitting import files_of, tool
 from recipec.compiler.vllm.flags import flags
 from recipec.runtime.reinforcement.loss_types import KL_ESTIMATORS, LOSS_TYPES, RATIOS
 from recipec.runtime.reinforcement.ready_rewards import READY_REWARDS
-from recipec.runtime.reinforcement.rewards import Reward
 from recipec.runtime.sections import RewardLimits, Rollout
+from recipec.runtime.settings import Reward
 from recipec.spec.language import reinforcement
 
 RECIPE = """\

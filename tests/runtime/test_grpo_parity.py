@@ -26,9 +26,8 @@ from recipec.runtime.metrics.loggers import Metrics
 from recipec.runtime.model.decode import Completions
 from recipec.runtime.model.sharding import Rows
 from recipec.runtime.reinforcement.loss_types import LOSS_TYPES
-from recipec.runtime.reinforcement.rewards import Reward
 from recipec.runtime.sections import Grpo, Log
-from recipec.runtime.settings import CheckpointSettings, DataSettings, TrainSettings
+from recipec.runtime.settings import CheckpointSettings, DataSettings, Reward, TrainSettings
 from recipec.runtime.training.rollouts import Rollouts, Run
 from recipec.runtime.training.trainer import Checkpointing, Trainer
 from tests import tiny

@@ -17,9 +17,8 @@ from recipec.runtime.data.samples import Samples
 from recipec.runtime.metrics.loggers import Metrics
 from recipec.runtime.model.decode import Completions
 from recipec.runtime.model.sampling import GREEDY
-from recipec.runtime.reinforcement.rewards import Reward
 from recipec.runtime.sections import EarlyStopping, Grpo
-from recipec.runtime.settings import TrainSettings
+from recipec.runtime.settings import Reward, TrainSettings
 from recipec.runtime.training.completions_scored import HeldOut, Scorer
 from recipec.runtime.training.evaluation import Evaluating
 

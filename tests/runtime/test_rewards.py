@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from recipec.runtime.errors import UserError
-from recipec.runtime.reinforcement.rewards import Reward, Rewards
+from recipec.runtime.reinforcement.rewards import Rewards
+from recipec.runtime.settings import Reward
 from tests.conftest import ROOT
 from tests.refusals import refusal
 from tests.waiting import gone, running, until
@@ -211,7 +212,8 @@ def test_catastrophic_pattern_is_ended_by_the_time_limit() -> None:
 PROGRAM = """
 import sys
 from recipec.runtime.interrupts import Interrupted, Interrupts
-from recipec.runtime.reinforcement.rewards import Reward, Rewards
+from recipec.runtime.reinforcement.rewards import Rewards
+from recipec.runtime.settings import Reward
 with Interrupts():
     try:
         with Rewards([Reward("score", sys.argv[1])], 600, 2**29) as rewards:
