@@ -11,13 +11,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for a copied 
 try:
     import optax
     from runtime.model.adapters import LoraSettings
-    from runtime.reinforcement.rewards import Reward
     from runtime.sections import Grpo, Log, RewardLimits, Rollout, Source
     from runtime.settings import (
         CheckpointSettings,
         DataSettings,
         MeshSettings,
         ModelSettings,
+        Reward,
         TrainSettings,
     )
     from runtime.training.train import parse_arguments, run
