@@ -339,6 +339,7 @@ class Decoder(nnx.Module):
             x = x * jnp.asarray(a.embedding_scale, x.dtype)
         added: Sequence[jax.Array] = ()
         if images is not None:
+            assert a.vision is not None
             x, added = self.with_pictures(x, images)
             tokens = jnp.where(images.image_features >= 0, a.vision.padding, tokens)
         own = self.embedder.encode_layers(tokens, x) if a.per_layer_input else None

@@ -416,8 +416,9 @@ class VisionArchitecture:
             for step in steps
             for p in step.parameters(f"{name}.{step.name}")
         ]
-        for layer in range(0 if self.layers is None else self.layers.count):
-            out += self.layers.parameters(layer, f"layers.{layer}")
+        if (layers := self.layers) is not None:
+            for layer in range(layers.count):
+                out += layers.parameters(layer, f"layers.{layer}")
         return [self._placed(parameter) for parameter in out]
 
     def frozen(self) -> list[Parameter]:

@@ -98,14 +98,14 @@ class VisionLayer(nnx.Module):
     """A layer of a tower."""
 
     def __init__(self, layers: VisionLayers, dtype: Any) -> None:
-        self.places = layers.places
+        self.described = layers
         for name in layers.places.names:
             setattr(self, name, Normalization(layers.norm, (layers.hidden_size,), dtype))
         self.attn = VisionAttention(layers, dtype)
         self.mlp = VisionMLP(layers, dtype)
 
     def __call__(self, x: jax.Array, groups: jax.Array | None, turn: Turn | None) -> jax.Array:
-        places = self.places
+        places = self.described.places
         attended = self.attn(self.normed(places.before_attention, x), groups, turn)
         x = x + self.normed(places.after_attention, attended)
         return x + self.normed(places.after_mlp, self.mlp(self.normed(places.before_mlp, x)))
@@ -121,8 +121,9 @@ class Tower(nnx.Module):
         a = architecture
         self.architecture, self.dtype = a, dtype
         self.embedder = Steps(a.embedder, dtype)
+        layers = a.layers
         self.layers = nnx.List(
-            [VisionLayer(a.layers, dtype) for _ in range(a.layers.count if a.layers else 0)]
+            [] if layers is None else [VisionLayer(layers, dtype) for _ in range(layers.count)]
         )
         self.pooler = Steps(a.pooler, dtype)
         self.projector = Steps(a.projector, dtype)
@@ -147,7 +148,7 @@ class Tower(nnx.Module):
         further = []
         turn = None if a.layers is None else angles(a.layers, at, x.shape[1])
         for i, layer in enumerate(self.layers):
-            x = layer(x, groups(a.layers, i, at), turn)
+            x = layer(x, groups(layer.described, i, at), turn)
             if i in projections:
                 further.append(projections[i](x, at))
         out = [self.projector(self.pooler(x, at), at), *further]
