@@ -137,6 +137,9 @@ class Images:
     Attributes:
         longest_side: Larger pictures are scaled down so that their longer side has at most this many pixels,
             before the checkpoint's processor gets them; null leaves the size to the processor.
+        max_pixels: Pictures with more pixels are scaled down to at most this many, before the checkpoint's
+            processor gets them, as LLaMA-Factory does with image_max_pixels; null leaves the size to the
+            processor.
         tokens: The most tokens of a picture, for models whose processor can limit them (Gemma 4, Qwen VL);
             null uses the processor's own limit.
         tiles: The most tiles that a picture is cut into, for models with tiles (Llama 4); null uses the
@@ -149,6 +152,7 @@ class Images:
     """
 
     longest_side: int | None = None
+    max_pixels: int | None = None
     tokens: int | None = None
     tiles: int | None = None
     per_row: int | None = None

@@ -349,6 +349,8 @@ def quick_statistics(program: Program | Subject) -> Statistics | Unavailable:
     """
     if missing := _missing(QUICK_PACKAGES):
         return missing
+    if program.recipe.data.images is not None:
+        return Unavailable("its pictures are read and decoded to count their tokens")
     if program.recipe.data.transforms:
         return Unavailable("data.transform is a program, which is not run to count")
     try:
@@ -396,7 +398,9 @@ def _count(inputs: AtHand, load: Callable[[], Any]) -> Statistics:
     # Batches of one row: the batch size does not matter for counting.
     alone = TrainSettings(epochs=1, global_batch_size=1, micro_batch_size=1)
     try:
-        prepared = prepare(inputs.data, alone, 1, load(), inputs.data_dir, inputs.vocabulary)
+        prepared = prepare(
+            inputs.data, alone, 1, load(), inputs.data_dir, inputs.vocabulary, model_dir=inputs.model_dir
+        )
     except UserError as error:
         raise ArtifactError(error.message, error.help) from error
     report, answers = prepared.report.train, prepared.samples.group

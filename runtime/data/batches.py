@@ -6,6 +6,7 @@ A micro-batch is a dict of arrays, B rows of T tokens, padded on the right:
     loss_mask bool[B, T] (True: this token is a target),
     norm float32[] (the divisor of the summed loss of the targets),
     index int32[] (number of this micro-batch in the run);
+    for data with pictures also the arrays of pixels.py;
     for unpaired preferences also desirable float32[B]: 1 / n for a desirable answer, -1 / n for an
     undesirable one, 0 for an empty row. n is the average number of answers of that kind in the step's
     micro-batches (1 in an evaluation).
@@ -23,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..settings import DataSettings, Source
-from .epochs import Epochs, PackedRows
+from .epochs import Epochs, PackedRows, Room
+from .pixels import Pixels
 from .samples import Samples
 
 if TYPE_CHECKING:
@@ -39,11 +41,13 @@ Row = tuple[int, ...]
 
 @dataclass(frozen=True)
 class BatchShape:
-    """The shape of a micro-batch: `rows` rows of `length` tokens, padded with the token `pad`."""
+    """The shape of a micro-batch: `rows` rows of `length` tokens, padded with the token `pad`, and of data
+    with pictures what makes their arrays."""
 
     rows: int
     length: int
     pad: int
+    pixels: Pixels | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,8 @@ def fill(samples: Samples, rows: Sequence[Row], shape: BatchShape, norm: float, 
         "norm": np.asarray(norm, dtype=np.float32),
         "index": np.asarray(index, dtype=np.int32),
     }
+    if shape.pixels is not None:
+        batch |= shape.pixels.arrays(samples, rows, tokens)
     if len(samples.liked):
         sides = [(1 if samples.liked[row[0]] else -1) if row else 0 for row in rows]
         batch["desirable"] = np.array(sides + [0] * (shape.rows - len(rows)), np.float32)
@@ -351,21 +357,53 @@ def source_names(sources: Sequence[str | Source]) -> list[str]:
 
 
 def rows_by_source(
-    samples: Samples, sources: Sequence[str | Source], data: DataSettings
+    samples: Samples, sources: Sequence[str | Source], data: DataSettings, room: Room | None = None
 ) -> dict[str, PackedRows]:
     """Return the rows of each source that has samples, by its name."""
     rows_of = {}
     for number, name in enumerate(source_names(sources)):
         weights = [float(source == number) for source in range(len(sources))]
-        epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
+        epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights, room)
         if epochs.draws:
             rows_of[name] = epochs.of(0)
     return rows_of
 
 
+class EvalBatches(Sequence[Batch]):
+    """Evaluation batches, each built when it is asked for: those of data with pictures are large.
+
+    Args:
+        build: returns batch number i, with some of its rows or with all (None).
+        count: the number of batches.
+        rows: the rows of each batch; None for all.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[int, Sequence[int] | None], Batch],
+        count: int,
+        rows: Sequence[int] | None = None,
+    ) -> None:
+        self._build, self._count, self._rows = build, count, rows
+
+    def only(self, rows: Sequence[int]) -> EvalBatches:
+        """Return the same batches with only some of their rows."""
+        return EvalBatches(self._build, self._count, rows)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        return self._build(index, self._rows)
+
+
 def evaluation_batches(
     samples: Samples, rows: Mapping[str, Sequence[Row]], shape: BatchShape
-) -> tuple[list[Batch], list[EvalPart]]:
+) -> tuple[Sequence[Batch], list[EvalPart]]:
     """Build the evaluation batches: every row once, in order, each source in batches of its own.
 
     The norm is chosen so that the mean of (summed loss / norm) over the batches is the mean loss of a
@@ -380,10 +418,20 @@ def evaluation_batches(
     chunks = {name: list(chunked(rows_of, shape.rows)) for name, rows_of in rows.items()}
     weights = samples.weights
     norm = int(weights.sum()) / sum(map(len, chunks.values()))
-    batches: list[Batch] = []
+    every: list[list[Row]] = []
     parts = []
     for name, chunks_of in chunks.items():
-        start, members = len(batches), [i for chunk in chunks_of for row in chunk for i in row]
-        batches += [fill(samples, chunk, shape, norm, start + i) for i, chunk in enumerate(chunks_of)]
-        parts.append(EvalPart(name, slice(start, len(batches)), norm / int(weights[members].sum())))
-    return batches, parts
+        start, members = len(every), [i for chunk in chunks_of for row in chunk for i in row]
+        every += chunks_of
+        parts.append(EvalPart(name, slice(start, len(every)), norm / int(weights[members].sum())))
+
+    def build(number: int, places: Sequence[int] | None) -> Batch:
+        chunk, of_shape = every[number], shape
+        if places is not None:
+            chunk = [chunk[place] if place < len(chunk) else () for place in places]
+            of_shape = replace(shape, rows=len(places))
+        return fill(samples, chunk, of_shape, norm, number)
+
+    if shape.pixels is not None:
+        return EvalBatches(build, len(every)), parts
+    return [build(number, None) for number in range(len(every))], parts

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +26,13 @@ from .control_tokens import (
     special_tokens,
 )
 from .formats import AnySample, ParsedSample, PreferencePair
+from .image_processor import ImageSettings, Placed, image_processor
 from .masking import Blank, Inconsistent, Rendered, Renderer, after_answer
 from .messages import Messages, parted
+from .pictures import stamps_of
 from .reasoning import Reasoning
 from .row_counts import SplitReport
+from .row_values import Malformed
 from .samples import Samples
 from .template import ChatTemplate, Span, TemplateRefusal
 
@@ -46,6 +52,7 @@ class Coding:
         vocabulary: number of the model's embeddings; samples with larger ids are left out. None: unchecked.
         reasoning: of the recipe's `data` section.
         limit: the key that sets max_length.
+        images: how pictures become tokens; None for data without pictures.
         names: the texts that control tokens have in `tokenizer` if their own are ordinary text; empty if they
             are not.
     """
@@ -62,6 +69,7 @@ class Coding:
     reasoning: str | None = None
     names: dict[str, str] = field(default_factory=dict)
     limit: str = "data.max_length"
+    images: ImageSettings | None = None
 
 
 def coding(
@@ -70,12 +78,14 @@ def coding(
     data: DataSettings,
     vocabulary: int | None,
     sources: Sequence[str | Source] = (),
+    images: ImageSettings | None = None,
 ) -> Coding:
     """Build a Coding from transformers' fast tokenizer and the settings.
 
     Args:
         templates: the chat template of each source, or one for all.
         sources: the sources of the rows; if empty, one source without settings of its own.
+        images: how pictures become tokens, None for data without pictures.
     """
     kinds = [data.of(source) for source in sources] or [data]
     text, special = _with_exact_offsets(tokenizer.backend_tokenizer.to_str()), special_tokens(tokenizer)
@@ -94,6 +104,7 @@ def coding(
         vocabulary,
         data.reasoning,
         names,
+        images=images,
     )
 
 
@@ -114,6 +125,7 @@ class Encoder:
         self._control = ControlTokens(coding.special)
         self._literal = Literal(self._control, coding.names) if coding.names else None
         self._added = self._tokenizer.get_added_tokens_decoder()
+        self._images = None if coding.images is None else image_processor(coding.images)
         compiled = {text: self._compiled(text) for text in coding.templates if text is not None}
         self._chats = [
             None
@@ -245,23 +257,86 @@ class Encoder:
                 raise _without_template(sample)
             try:
                 rendering = chats.render(sample)
-                rendered.append((i, rendering, self._written(sample, rendering, chats)))
+                seen = self._seen(sample, rendering, self._written(sample, rendering, chats))
+                rendered.append((i, *seen))
             except (TemplateRefusal, Inconsistent, Blank) as error:
                 getattr(report, error.kind).add(sample.origin, str(error))
+            except Malformed as error:
+                report.malformed.add(sample.origin, str(error))
         # The template has already written the special tokens.
         encodings = self._tokenizer.encode_batch(
-            [written.text for _, _, written in rendered], add_special_tokens=False
+            [written.text for _, _, written, _ in rendered], add_special_tokens=False
         )
-        for (i, rendering, written), encoding in zip(rendered, encodings, strict=True):
+        for (i, rendering, written, placed), encoding in zip(rendered, encodings, strict=True):
             sample = samples[i]
             try:
                 ranges = [token_range(encoding, span, rendering.text) for span in rendering.spans]
+                ranges = self._without_features(encoding.ids, ranges, placed)
             except Inconsistent as error:
                 report.inconsistent.add(sample.origin, str(error))
                 continue
+            except Malformed as error:
+                report.malformed.add(sample.origin, str(error))
+                continue
             unread = together(marked(sample.unread), Unread(rendering.unused, rendering.texts))
             end = self._end(rendering, encoding, chats)
-            yield i, Encoded(rendering, encoding, ranges, unread, sample.liked, written.control, end)
+            yield i, Encoded(rendering, encoding, ranges, unread, sample.liked, written.control, end, placed)
+
+    def _seen(
+        self, sample: ParsedSample, rendering: Rendered, written: Written
+    ) -> tuple[Rendered, Written, tuple[Placed, ...]]:
+        """Return a rendering in which each picture has all its tokens, and the pictures.
+
+        Raises:
+            Malformed: a picture cannot be used, or the rendering has another number of places for them.
+        """
+        if self._images is None:
+            return rendering, written, ()
+        names, texts = self.coding.names, self._images.settings.tokens
+        placeholder = names.get(self._images.placeholder, self._images.placeholder)
+        count = written.text.count(placeholder)
+        if count != len(sample.images):
+            reason = f"the chat template writes {self._images.placeholder} {count} times, for "
+            raise Malformed(f"{reason}{len(sample.images)} pictures")
+        if not sample.images:
+            return rendering, written, ()
+        placed = tuple(self._images.place(picture, what) for what, picture in sample.images)
+        at, moves = 0, []
+        for picture in placed:
+            at = written.text.index(placeholder, at)
+            moves.append((at, at + len(placeholder), picture.text))
+            at += len(placeholder)
+        spans = tuple((_moved(begin, moves), _moved(end, moves)) for begin, end in rendering.spans)
+        whole = replace(rendering, text=_with_texts(rendering.text, moves), spans=spans)
+        if names:
+            tokens = {text: names.get(text, text) for text in texts.values()}
+            moves = [(begin, end, _renamed(text, tokens)) for begin, end, text in moves]
+        return whole, replace(written, text=_with_texts(written.text, moves)), placed
+
+    def _without_features(
+        self, ids: Sequence[int], ranges: list[tuple[int, int]], placed: Sequence[Placed]
+    ) -> list[tuple[int, int]]:
+        """Return the ranges of targets without the tokens of pictures.
+
+        Raises:
+            Malformed: the text holds such a token itself.
+        """
+        if self._images is None:
+            return ranges
+        feature = self._images.settings.feature
+        places = np.flatnonzero(np.asarray(ids) == feature)
+        expected = sum(picture.tokens for picture in placed)
+        if len(places) != expected:
+            token = self._images.settings.tokens["feature"]
+            raise Malformed(f"{len(places)} tokens {token}, and its pictures have {expected}")
+        if not len(places):
+            return ranges
+        out: list[tuple[int, int]] = []
+        for begin, end in ranges:
+            inside = places[(places >= begin) & (places < end)]
+            cuts = [begin - 1, *inside.tolist(), end]
+            out += [(a + 1, b) for a, b in pairwise(cuts) if a + 1 < b]
+        return out
 
     def _written(self, sample: ParsedSample, rendering: Rendered, chats: _Chats) -> Written:
         """Return a rendering as the tokenizer reads it, and the control tokens that come from the data.
@@ -373,6 +448,7 @@ class Encoded:
         unread: what of the sample is not in its text.
         control: the control tokens that come from the data.
         end: the token that ends its last target; or the text of several tokens that does, "" for none.
+        pictures: its pictures, in order.
     """
 
     rendered: Rendered
@@ -382,6 +458,7 @@ class Encoded:
     liked: bool | None
     control: tuple[str, ...] = ()
     end: int | str = ""
+    pictures: tuple[Placed, ...] = ()
 
 
 class Builder:
@@ -398,6 +475,8 @@ class Builder:
         self._liked: list[bool] = []
         self._columns = bytearray()
         self._column_ends: list[int] = []
+        self._pictures: list[Placed] = []
+        self._picture_ends: list[int] = []
 
     def add(self, origin: str, *answers: Encoded, columns: str | None = None) -> None:
         """Add a sample, or the two answers of a pair; count it as left out if one of them is unusable.
@@ -428,6 +507,10 @@ class Builder:
                 place = piece_origin(origin, number, count)
                 self._origins.append(place.encode("utf-8"))
                 self._liked += [] if answer.liked is None else [answer.liked]
+                self._pictures += answer.pictures
+                self._picture_ends.append(len(self._pictures))
+            self.report.pictures += len(answer.pictures)
+            self.report.picture_tokens += sum(picture.tokens for picture in answer.pictures)
         cut = any(len(answer.encoding) > self._coding.max_length for answer in answers)
         if cut and self._overlong == "split":
             self.report.split += 1
@@ -476,6 +559,9 @@ class Builder:
         if self._overlong == "drop" or prompt:
             report.overlong.add(origin, length)
             return []
+        if answer.pictures and coding.images is not None and coding.images.feature in ids[most:]:
+            report.overlong.add(origin, f"{length}; the cut would go through a picture")
+            return []
         first = _part(ids, answer.ranges, 0, most)
         if not first[1]:
             report.overlong.add(origin, f"{length}; no target is left when it is cut")
@@ -500,9 +586,46 @@ class Builder:
                 np.array(self._liked, bool),
                 np.frombuffer(bytes(self._columns), np.uint8),
                 np.array([0, *self._column_ends] if self._column_ends else [], np.int64),
+                **self._of_pictures(),
             ),
             self.report,
         )
+
+    def _of_pictures(self) -> dict[str, Any]:
+        """Return the fields of Samples that describe pictures; none for data without pictures."""
+        if self._coding.images is None:
+            return {}
+        pictures = self._pictures
+        places = [picture.place for picture in pictures]
+        return {
+            "picture_offsets": np.array([0, *self._picture_ends], np.int64),
+            "places": np.array([place.encode("utf-8") for place in places] or [], bytes),
+            "digests": np.array([picture.digest for picture in pictures], np.uint64),
+            "stamps": np.array(stamps_of(places, Path(self._coding.images.kept)), np.uint64),
+            "grids": np.array([picture.grid for picture in pictures], np.int32).reshape(-1, 2),
+            "patches": np.array([picture.patches for picture in pictures], np.int32),
+            "picture_tokens": np.array([picture.tokens for picture in pictures], np.int32),
+        }
+
+
+def _moved(place: int, moves: Sequence[tuple[int, int, str]]) -> int:
+    """Return where a place of a text is after parts of the text have become others."""
+    return place + sum(len(text) - (end - begin) for begin, end, text in moves if end <= place)
+
+
+def _with_texts(text: str, moves: Sequence[tuple[int, int, str]]) -> str:
+    """Return a text with others in place of some parts, each given by its begin and its end."""
+    out, at = [], 0
+    for begin, end, other in moves:
+        out += [text[at:begin], other]
+        at = end
+    return "".join([*out, text[at:]])
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    """Return a text with other names of tokens."""
+    pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    return re.sub(pattern, lambda match: names[match[0]], text)
 
 
 def piece_origin(origin: str, number: int, count: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -51,14 +52,23 @@ class Epochs:
         seed: decides, with the epoch, which equally long samples share a row, and which samples are drawn
             from a source with a fractional weight; None keeps the order.
         weights: the weight of each source.
+        room: what a row holds of pictures; None for samples without.
     """
 
     def __init__(
-        self, samples: Samples, length: int, packing: bool, seed: int | None, weights: Sequence[float]
+        self,
+        samples: Samples,
+        length: int,
+        packing: bool,
+        seed: int | None,
+        weights: Sequence[float],
+        room: Room | None = None,
     ) -> None:
         # Only the first sample of each group: groups are not packed.
         self._lengths = samples.lengths[:: samples.group]
         self._length, self._packing, self._seed = length, packing, seed
+        self._room = room
+        self._pictures = samples.patch_counts, samples.picture_counts
         members = [np.flatnonzero(samples.group_sources == source) for source in range(len(weights))]
         self._copies = np.concatenate(
             [np.tile(groups, math.floor(weight)) for groups, weight in zip(members, weights, strict=True)]
@@ -101,7 +111,9 @@ class Epochs:
         order = np.concatenate([self._copies, part])
         if self._seed is not None:
             order = np.random.default_rng([self._seed, epoch]).permutation(order)
-        return pack(self._lengths, self._length, order)
+        if self._room is None:
+            return pack(self._lengths, self._length, order)
+        return pack_pictures(self._lengths, *self._pictures, self._length, self._room, order)
 
     def _rows(self) -> int:
         """Return the number of rows of every epoch if epochs draw different samples."""
@@ -171,6 +183,113 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int, order: Sequence[int
     return PackedRows(chosen[by_row], offsets)
 
 
+@dataclass(frozen=True)
+class Room:
+    """What a row holds of pictures.
+
+    Attributes:
+        patches: the patches that it has room for.
+        pictures: the most pictures, None for any number.
+    """
+
+    patches: int
+    pictures: int | None = None
+
+
+OPEN = 128
+"""Rows that are filled at the same time, when rows are limited in more than tokens."""
+
+
+def pack_pictures(
+    lengths: np.ndarray,
+    patches: np.ndarray,
+    pictures: np.ndarray,
+    capacity: int,
+    room: Room,
+    order: Sequence[int] | np.ndarray,
+) -> PackedRows:
+    """Pack by tokens and pictures together: from the largest sample to the smallest, by the share of a row
+    that it takes, into the open row that is then the fullest.
+
+    As with `pack`, the number of rows depends only on the sizes, and `order` decides between equal samples.
+
+    Args:
+        lengths, patches, pictures: tokens, patches and pictures of each sample, at most those of a row.
+        capacity: tokens of a row.
+        room: what else a row holds.
+        order: as for `pack`.
+    """
+    chosen = np.asarray(order, dtype=np.int64)
+    most = len(chosen) and int(pictures.max())
+    limits = np.array([capacity, max(1, room.patches), room.pictures or max(1, most * len(chosen))], np.int64)
+    sizes = np.stack([lengths, patches, pictures], 1).astype(np.int64)[chosen]
+    shares = (sizes / limits).sum(1)
+    by_size = np.lexsort((sizes[:, 2], sizes[:, 1], -sizes[:, 0], -shares))
+    chosen, sizes = chosen[by_size], sizes[by_size]
+    row_of = np.empty(len(chosen), np.int64)
+    free, rows = np.empty((OPEN, 3), np.int64), np.empty(OPEN, np.int64)
+    number = used = 0
+    for i, size in enumerate(sizes):
+        fits = np.flatnonzero((free[:used] >= size).all(1))
+        if len(fits):
+            at = int(fits[np.argmin((free[fits] / limits).sum(1))])
+        else:
+            if used == OPEN:  # the row with the least room for tokens is full
+                used -= 1
+                at = int(np.argmin(free[:, 0]))
+                free[at], rows[at] = free[used], rows[used]
+            at = used
+            free[at], rows[at] = limits, number
+            number, used = number + 1, used + 1
+        free[at] -= size
+        row_of[i] = rows[at]
+    by_row = np.argsort(row_of, kind="stable")
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(row_of, minlength=number))])
+    return PackedRows(chosen[by_row], offsets)
+
+
+MORE_ROWS = 0.02
+"""The share of further rows that packing by patches may need, compared with packing by tokens alone."""
+
+COUNTED = 20_000
+"""The most samples that decide how many patches a row has."""
+
+
+def room_of(samples: Samples, others: Samples | None, data: DataSettings, unit: int) -> Room:
+    """Return what the rows of a run hold of pictures.
+
+    It is the fewest patches with which packing needs hardly more rows than by tokens alone. The number is
+    rounded up, so that runs on similar data compile the same program.
+
+    Args:
+        samples, others: for training and for evaluation, at least one of training.
+        unit: divides the patches of a row.
+    """
+    per_row = None if data.images is None else data.images.per_row
+    largest = [int(part.patch_counts.max()) for part in (samples, others) if part is not None and len(part)]
+    most = rounded(max([unit, *largest]), unit)
+    if not data.packing or not samples.patch_counts.any():
+        return Room(most, per_row)
+    some = np.linspace(0, len(samples) - 1, min(COUNTED, len(samples))).astype(np.int64)
+    sizes = samples.lengths, samples.patch_counts, samples.picture_counts
+
+    def rows(patches: int) -> PackedRows:
+        return pack_pictures(*sizes, data.max_length, Room(patches, per_row), some)
+
+    free = rows(int(samples.patch_counts.sum()))
+    patches = most
+    while len(rows(patches)) > (1 + MORE_ROWS) * len(free):
+        patches = rounded(patches + 1, unit)
+    return Room(patches, per_row)
+
+
+def rounded(patches: int, unit: int) -> int:
+    """Round patches up to a multiple of an eighth of the next power of two, and of a unit."""
+    step = 2 ** max(0, (patches - 1).bit_length() - 3)
+    step = math.lcm(step, unit)
+    return -(-patches // step) * step
+
+
 def _keep(with_room: dict[int, list[int]], rooms: list[int], left: int, rows: list[int]) -> None:
     """Record rows that have this many free tokens left."""
     if left and rows:
@@ -180,14 +299,19 @@ def _keep(with_room: dict[int, list[int]], rooms: list[int], left: int, rows: li
         with_room[left] += rows
 
 
-def measure_rows(report: SplitReport, rows: Sequence[PackedRows], samples: Samples) -> None:
+def measure_rows(
+    report: SplitReport, rows: Sequence[PackedRows], samples: Samples, room: Room | None = None
+) -> None:
     """Record in the report how full the rows of an epoch are.
 
     Args:
         rows: the epoch's rows, in any number of parts.
+        room: what they hold of pictures, None for data without.
     """
     report.group = samples.group
     report.rows = sum(map(len, rows)) * samples.group
+    report.row_patches = 0 if room is None else room.patches
+    report.patches = sum(int(samples.patch_counts[part.samples].sum()) for part in rows)
     report.row_tokens = sum(int(samples.group_lengths[part.samples].sum()) for part in rows)
 
 

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from .columns import NAMES, NOTHING, PARTS, READS, VAGUE, Unread, column_of, only, texts_of, unread
 from .messages import Messages, demand_assistant, parse_messages, parse_tools, parted
+from .pictures import Picture
 from .row_values import Malformed, kind, parsed, text_of
 
 
@@ -38,6 +39,8 @@ class ParsedSample:
         tools: JSON schemas for the chat template, or None.
         liked: whether the completion is desirable, None if rows do not say.
         unread: the columns that are not read.
+        images: the pictures, in the order of the marks in the messages (`picture_rows.MARK`), each with its
+            name in the row.
         columns: of a prompt: a JSON object with the row's prompt and all that rewards read (`columns_of`);
             else None.
     """
@@ -51,6 +54,7 @@ class ParsedSample:
     unread: Unread = NOTHING
     liked: bool | None = None
     columns: str | None = None
+    images: tuple[tuple[str, Picture], ...] = ()
 
 
 @dataclass(frozen=True)

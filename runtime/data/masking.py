@@ -35,6 +35,7 @@ from typing import Any, TypeAlias
 from .advice import NO_SYSTEM, TEXT_AND_CALLS
 from .columns import is_text, stands, strings
 from .messages import REASONING, parted, taught
+from .picture_rows import MARK
 from .template import ChatTemplate, Messages, Misplaced, Span, TemplateRefusal, Tools
 
 
@@ -459,7 +460,8 @@ def _leaves(messages: Messages) -> Iterator[list[Leaf]]:
         for key in message:
             value = message[key]
             if key == "content":
-                out.append(Leaf(f"{message['role']} messages", (*at, key), content))
+                name = f"{message['role']} messages"
+                out += [Leaf(name, (*at, key), text) for text in content.split(MARK)]
             elif key == "tool_calls" and key in known:
                 out += _of_calls(value, (*at, key))
             elif key in known or (key != "role" and any(map(is_text, strings(value)))):

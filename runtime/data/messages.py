@@ -49,6 +49,9 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 THOUGHTS = (("<think>", "</think>"), ("<|channel>thought\n", "<channel|>"))
 """What opens and closes reasoning in a content: in Qwen's markup and others', and in Gemma 4's."""
 
+PICTURES = ("image", "image_url", "input_image")
+"""The types of a content's part that is a picture."""
+
 QUOTES = "`'\"\u2018\u2019\u201c\u201d"
 
 
@@ -209,7 +212,8 @@ def _part(part: Any, what: str) -> str:
     if not isinstance(part, dict):
         raise Malformed(f"{what} is {kind(part)}, not an object")
     if part.get("type", "text") != "text":
-        raise Malformed(f"{what} is of type {part['type']!r}: only text is trained on")
+        of_pictures = "; data.images: {} trains on pictures" if part["type"] in PICTURES else ""
+        raise Malformed(f"{what} is of type {part['type']!r}: only text is trained on{of_pictures}")
     return text_of(part.get("text"), f"the text of {what}")
 
 

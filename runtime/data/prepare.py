@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from .batches import (
     Batching,
     BatchSchedule,
     BatchShape,
+    EvalBatches,
     EvalPart,
     Schedule,
     evaluation_batches,
@@ -26,7 +27,19 @@ from .batches import (
     rows_by_source,
 )
 from .encoding import Coding, coding
-from .epochs import Epochs, check_draws, hardly_drawn, measure_rows, source_weights, undrawn
+from .epochs import (
+    Epochs,
+    Room,
+    check_draws,
+    hardly_drawn,
+    measure_rows,
+    room_of,
+    source_weights,
+    undrawn,
+)
+from .image_processor import image_processor, load_image_settings
+from .pictures import kept_pictures
+from .pixels import Pixels
 from .prompt_order import PromptSchedule
 from .row_counts import DataReport, SplitReport
 from .samples import Samples, repeated_notes
@@ -59,7 +72,7 @@ class PreparedData:
     steps_per_epoch: int | None
     total_steps: int
     accumulation: int
-    eval_batches: list[Batch]
+    eval_batches: Sequence[Batch]
     report: DataReport
     samples: Samples
     fingerprint: str
@@ -106,8 +119,10 @@ class PreparedData:
         """Return the number of real tokens of micro-batch number `index`."""
         return self.schedule.tokens_of(index)
 
-    def evaluation(self, rows: Sequence[int] | None = None) -> list[Batch]:
+    def evaluation(self, rows: Sequence[int] | None = None) -> Sequence[Batch]:
         """Return the evaluation batches, or some rows of each."""
+        if rows is not None and isinstance(self.eval_batches, EvalBatches):
+            return self.eval_batches.only(rows)
         return self.eval_batches if rows is None else [only(batch, rows) for batch in self.eval_batches]
 
     def state(self, step: int) -> dict[str, Any]:
@@ -152,6 +167,7 @@ def prepare(
     data_dir: Path,
     vocabulary: int | None = None,
     tokenizing: Tokenizing = Tokenizing(),
+    model_dir: Path | None = None,
 ) -> PreparedData:
     """Read, render, tokenize and pack the data of a recipe.
 
@@ -161,6 +177,7 @@ def prepare(
         data_dir: the base of relative paths.
         vocabulary: number of the model's embeddings; samples with larger token ids are left out.
         tokenizing: cache, workers and start position.
+        model_dir: the checkpoint's folder, whose image processor data.images needs.
 
     Raises:
         UserError: the files or settings give nothing to train on, or contradict each other.
@@ -172,6 +189,10 @@ def prepare(
         )
     accumulation = train.global_batch_size // rows
     pad = tokenizer.pad_token_id
+    images = None
+    if data.images is not None:
+        assert model_dir is not None
+        images = load_image_settings(model_dir, tokenizer, data.images, kept_pictures(tokenizing.cache))
     shape = BatchShape(rows, data.max_length, 0 if pad is None else int(pad))
     if train.grpo is not None:
         data = replace(data, packing=False)
@@ -179,32 +200,42 @@ def prepare(
 
     def coded(split: Split) -> Coding:
         templates = chat_templates(tokenizer, data, data_dir, split.sources)
-        how = coding(tokenizer, templates, data, vocabulary, split.sources)
+        how = coding(tokenizer, templates, data, vocabulary, split.sources, images)
         if train.grpo is None:
             return how
         return replace(how, max_length=train.grpo.max_prompt_length, limit="train.grpo.max_prompt_length")
 
     trained_on, evaluated_on = splits(data, data_dir)
+    held: tuple[Samples, SplitReport] | None = None
+    room: Room | None = None
     if data.stream_window is not None:
         training = _streamed(data, train, coded(trained_on), data_dir, tokenizing, batching)
     else:
-        split = read_split(trained_on, data, coded(trained_on), data_dir, tokenizing)
-        training = _in_epochs(*split, data, train, batching, tokenizing.after)
+        read, report = read_split(trained_on, data, coded(trained_on), data_dir, tokenizing)
+        if evaluated_on is not None and images is not None:
+            held = read_split(evaluated_on, data, coded(evaluated_on), data_dir, tokenizing)
+        if images is not None:
+            room = room_of(read, None if held is None else held[0], data, image_processor(images).unit)
+            shape = replace(shape, pixels=Pixels(images, room.patches))
+            batching = replace(batching, shape=shape)
+        training = _in_epochs(read, report, data, train, batching, tokenizing.after, room)
     samples, schedule, per_epoch = training.samples, training.schedule, training.schedule.steps_per_epoch
     total = train.steps if train.steps is not None else math.ceil((train.epochs or 1) * (per_epoch or 0))
     notes = [*training.notes]
     if len(data.train) > 1:
         notes += repeated_notes(data.train, samples)
         notes += _undrawn_notes(training, data, total, total * train.global_batch_size)
-    eval_batches: list[Batch] = []
+    eval_batches: Sequence[Batch] = []
     eval_parts: list[EvalPart] = []
     eval_report, kept = None, None
     kept_parts: dict[str, list[int]] = {}
     if evaluated_on is not None:
-        held_out, eval_report = read_split(evaluated_on, data, coded(evaluated_on), data_dir, tokenizing)
+        if held is None:
+            held = read_split(evaluated_on, data, coded(evaluated_on), data_dir, tokenizing)
+        held_out, eval_report = held
         check_split(evaluated_on.name, eval_report, data)
-        rows_of = rows_by_source(held_out, evaluated_on.sources, data)
-        measure_rows(eval_report, list(rows_of.values()), held_out)
+        rows_of = rows_by_source(held_out, evaluated_on.sources, data, room)
+        measure_rows(eval_report, list(rows_of.values()), held_out, room)
         eval_report.shared = held_out.shared_with(samples)
         if isinstance(schedule, StreamSchedule):
             schedule.hold_out(held_out)
@@ -216,6 +247,7 @@ def prepare(
 
     order = [training.content, data.max_length, data.packing, data.shuffle_seed, training.weights]
     order += [data.curriculum] if data.curriculum else []
+    order += [asdict(room), images.identity] if room is not None and images is not None else []
     return PreparedData(
         steps_per_epoch=per_epoch,
         total_steps=total,
@@ -249,7 +281,7 @@ def read_split(
     if tokenizing.cache is not None:
         key, reason = token_cache.key(split.sources, data, how, data_dir, split.part)
         folder = None if key is None else tokenizing.cache / "data" / key
-    if folder is not None and (kept := token_cache.load(folder)) is not None:
+    if folder is not None and (kept := token_cache.load(folder, how.images)) is not None:
         return kept
     readers = open_rows(split.sources, data, data_dir, split.chosen())
     samples, report = tokenize(readers, how, data, tokenizing.workers, f"tokenizing {split.name}")
@@ -306,6 +338,7 @@ def _in_epochs(
     train: TrainSettings,
     batching: Batching,
     after: Mapping[str, Any] | None,
+    room: Room | None = None,
 ) -> _Training:
     """Draw the epochs of training data that was read; the report gets the rows of an epoch."""
     check_split("data.train", report, data)
@@ -315,9 +348,11 @@ def _in_epochs(
         if unbalanced := balance(liked, len(samples) - liked, both):
             notes.append("; ".join(unbalanced))
     weights = source_weights(samples, data)
-    epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
+    epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights, room)
     check_draws(epochs.draws, report.samples)
-    measure_rows(report, [epochs.of(0)], samples)
+    measure_rows(report, [epochs.of(0)], samples, room)
+    if room is not None and not report.pictures:
+        notes.append("data.images is set, and no sample has a picture: rows reserve room for one")
     by_length = data.curriculum == "length"
     if train.grpo is not None:
         prompts = PromptSchedule(samples, epochs, batching, data.shuffle_seed, by_length, train.grpo, after)

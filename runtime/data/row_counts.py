@@ -49,7 +49,7 @@ KINDS = {
 
 COUNTS = (
     *("read", "kept", "removed", "truncated", "split", "pieces", "lone_ends", "substituted", "unended"),
-    *("tokens", "targets"),
+    *("tokens", "targets", "pictures", "picture_tokens"),
 )
 """The attributes of SplitReport that are plain numbers, and are added up."""
 
@@ -108,10 +108,13 @@ class SplitReport:
         texts, values, taken: the number of kept rows by the name of a column or of a message's key: with text
             that is not used, with a value that is not used, and read as a role of another name.
         tokens, targets: of the kept samples.
+        pictures, picture_tokens: of the kept samples: pictures, and the tokens that stand for them.
         longest: tokens of the longest kept sequence.
         rows: rows of max_length tokens that an epoch fills.
         row_tokens: tokens in those rows; more or fewer than `tokens` where sources have weights.
         row_length: max_length.
+        row_patches: patches of pictures that a row has room for.
+        patches: in those rows.
         group: token sequences of a sample; the two answers of a preference have one each.
     """
 
@@ -142,10 +145,14 @@ class SplitReport:
     taken: dict[str, int] = field(default_factory=dict)
     tokens: int = 0
     targets: int = 0
+    pictures: int = 0
+    picture_tokens: int = 0
     longest: int = 0
     rows: int = 0
     row_tokens: int = 0
     row_length: int = 0
+    row_patches: int = 0
+    patches: int = 0
     group: int = 1
 
     def merge(self, other: SplitReport) -> None:

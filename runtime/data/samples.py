@@ -45,6 +45,13 @@ class Samples(Sequence[Sample]):
         liked: bool[n] for unpaired preferences: whether the answer is desirable; otherwise bool[0].
         columns, column_offsets: uint8[M] and int64[n + 1] for prompts: what rewards read of each, in JSON
             (`formats.columns_of`); otherwise empty, and int64[0].
+        picture_offsets: int64[n + 1] if samples may have pictures: the pictures of sample i are
+            picture_offsets[i] to picture_offsets[i + 1] of the following; otherwise int64[0].
+        places: bytes[m], the place of each picture (`pictures.Picture`), in UTF-8.
+        digests: uint64[m], a hash of the bytes of each picture.
+        stamps: uint64[m], a hash of what the file system says of it; 0 where it says nothing.
+        grids: int32[m, 2], rows and columns of its patches, or of its tiles.
+        patches, picture_tokens: int32[m], its patches, and its tokens that features replace.
         group: adjacent samples that form a group, each in its own row: 2 for a preference, the chosen answer
             first.
     """
@@ -57,7 +64,35 @@ class Samples(Sequence[Sample]):
     liked: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
     columns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
     column_offsets: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    picture_offsets: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    places: np.ndarray = field(default_factory=lambda: np.zeros(0, "S1"))
+    digests: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
+    stamps: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
+    grids: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    patches: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    picture_tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
     group: int = 1
+
+    def pictures(self, index: int) -> range:
+        """Return the numbers of a sample's pictures."""
+        if not len(self.picture_offsets):
+            return range(0)
+        return range(int(self.picture_offsets[index]), int(self.picture_offsets[index + 1]))
+
+    @property
+    def picture_counts(self) -> np.ndarray:
+        """Return int64[n]: the number of pictures of each sample."""
+        if not len(self.picture_offsets):
+            return np.zeros(len(self), np.int64)
+        return np.diff(self.picture_offsets)
+
+    @cached_property
+    def patch_counts(self) -> np.ndarray:
+        """Return int64[n]: the number of patches of each sample."""
+        if not len(self.picture_offsets):
+            return np.zeros(len(self), np.int64)
+        before = np.concatenate([[0], np.cumsum(self.patches, dtype=np.int64)])
+        return before[self.picture_offsets[1:]] - before[self.picture_offsets[:-1]]
 
     @cached_property
     def weights(self) -> np.ndarray:
@@ -87,6 +122,10 @@ class Samples(Sequence[Sample]):
     def group_lengths(self) -> np.ndarray:
         """Return int64[n / group]: the number of tokens of each group, over all its samples."""
         return self.lengths.reshape(-1, self.group).sum(1)
+
+    def lengths_of(self, index: int) -> int:
+        """Return the number of tokens of a sample."""
+        return int(self.offsets[index + 1] - self.offsets[index])
 
     @property
     def lengths(self) -> np.ndarray:
@@ -119,6 +158,9 @@ class Samples(Sequence[Sample]):
             digest = blake2b(tokens[offsets[first] : offsets[first + group]], digest_size=8)
             if group > 1:
                 digest.update(lengths[first : first + group].tobytes())
+            if len(self.digests):
+                pictures = self.pictures(first)
+                digest.update(self.digests[pictures.start : pictures.stop].tobytes())
             hashes[number] = int.from_bytes(digest.digest(), "little")
         return hashes
 
@@ -132,6 +174,7 @@ class Samples(Sequence[Sample]):
         digest = hashlib.sha256()
         arrays = [self.tokens, self.targets, self.offsets, self.sources, self.liked]
         arrays += [self.columns, self.column_offsets] if len(self.column_offsets) else []
+        arrays += [self.digests, self.grids, self.picture_offsets] if len(self.picture_offsets) else []
         for array in arrays:
             digest.update(np.ascontiguousarray(array).view(np.uint8).data)
         return digest.hexdigest()
@@ -152,6 +195,11 @@ def join(parts: Sequence[Samples]) -> Samples:
         np.concatenate([part.liked for part in parts]),
         np.concatenate([part.columns for part in parts]),
         _joined(np.concatenate([np.diff(part.column_offsets) for part in parts])),
+        _joined(np.concatenate([np.diff(part.picture_offsets) for part in parts])),
+        **{  # type: ignore[arg-type]
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("places", "digests", "stamps", "grids", "patches", "picture_tokens")
+        },
     )
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import posixpath
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
 from importlib.machinery import SourceFileLoader
@@ -25,8 +28,10 @@ from ..errors import UserError, first_line
 from ..settings import DataSettings, Source
 from .advice import SHAPES, advice
 from .file_rows import ENDINGS, HUB, DataFile, Record, explained, kind_of, place_of
-from .formats import PARSERS, AnySample
+from .formats import PARSERS, AnySample, ParsedSample
 from .huggingface import DataFolder, HubDataset
+from .picture_rows import MARK, has_places, taken
+from .pictures import picture_of
 from .row_counts import Problems, SplitReport
 from .row_values import ColumnRow, Malformed, kind, without_fillers
 
@@ -129,6 +134,11 @@ def count(source: Source, data_dir: Path) -> int:
     return rows if source.limit is None else min(rows, source.limit)
 
 
+def _is_metadata(origin: str) -> bool:
+    """Return whether a row is of the metadata file of a folder of pictures."""
+    return posixpath.basename(origin).startswith("metadata.")
+
+
 Chosen = Sequence[np.ndarray] | None
 """bool[rows] of each source, True where a row is taken; None takes all."""
 
@@ -186,6 +196,7 @@ class Reader:
         self.records: Callable[[], Iterable[Record]] = partial(records, source, data_dir)
         self.whole = True
         self._data = data
+        self._data_dir = data_dir
         self._parse = PARSERS[data.format]
         self._transform = transform
         self._chosen = chosen
@@ -216,7 +227,14 @@ class Reader:
                         continue
                     row = transformed
                 row = without_fillers(row) if columnar else row
+                pictures: list[tuple[str, Any]] = []
+                if self._data.images is not None:
+                    row, pictures = taken(row, self._data.fields, _is_metadata(origin))
+                elif has_places(row, self._data.fields):
+                    raise Malformed("it holds pictures, and the recipe has no data.images: {}")
                 parsed = self._parse(origin, row, self._data.fields)
+                if pictures:
+                    parsed = self._with_pictures(parsed, pictures, origin)
             except Malformed as error:
                 if columns is None and isinstance(row, dict):
                     columns = [str(name) for name in row]
@@ -232,6 +250,35 @@ class Reader:
         report.read += self.read
         report.removed += self.removed
         report.malformed.merge(self.malformed)
+
+    def _with_pictures(
+        self, sample: AnySample, pictures: Sequence[tuple[str, Any]], origin: str
+    ) -> ParsedSample:
+        """Return a sample with its pictures, whose paths start from the folder of the row's file."""
+        if not isinstance(sample, ParsedSample) or sample.messages is None:
+            raise Malformed(f"a sample of the format {self._data.format} has no place for a picture")
+        marks = sum(message["content"].count(MARK) for message in sample.messages)
+        if marks != len(pictures):
+            raise Malformed(f"{marks} places of pictures are read, of {len(pictures)} in the row")
+        folder = self._folder(origin)
+        return replace(
+            sample, images=tuple((what, picture_of(value, what, folder)) for what, value in pictures)
+        )
+
+    def _folder(self, origin: str) -> str:
+        """Return the folder, or the bucket's address, that relative paths of pictures start from; "" for a
+        data set of the hub, which has none."""
+        assert self._data.images is not None
+        folder = self._data.images.folder
+        if folder is None:
+            name = re.sub(r"[:#]\d+$", "", origin)
+            if kind_of(name) is not None:
+                folder = posixpath.dirname(name)
+            elif self.source.path.startswith(HUB):
+                return ""
+            else:
+                folder = self.source.path
+        return folder if "://" in folder else os.path.abspath(self._data_dir / Path(folder).expanduser())
 
     def _takes(self, number: int) -> bool:
         if self._chosen is None:

@@ -29,6 +29,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ..errors import UserError
 from ..untrusted import TooLong, limit
 from .messages import REASONING
+from .picture_rows import with_parts
 
 Messages = list[dict[str, Any]]
 
@@ -180,7 +181,7 @@ class ChatTemplate:
         try:
             with limit(RENDER_SECONDS):
                 for part in self._template.generate(
-                    messages=messages,
+                    messages=with_parts(messages),
                     tools=tools,
                     documents=None,
                     add_generation_prompt=add_generation_prompt,

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,14 @@ from ..settings import DataSettings, Source
 from ..untrusted import check_ends
 from .encoding import Coding
 from .file_rows import HUB, TOLD, address_of, kind_of
+from .image_processor import ImageSettings
+from .pictures import stamps_of
 from .row_counts import SplitReport
 from .samples import Samples
 
 ABOUT = "split.json"
 
-PACKAGES = ("tokenizers", "jinja2", "datasets", "pyarrow")
+PACKAGES = ("tokenizers", "jinja2", "datasets", "pyarrow", "pillow", "transformers")
 """Packages that affect how rows are read, rendered and tokenized."""
 
 
@@ -66,15 +68,25 @@ def key(
     inputs = {
         "sources": contents,
         "part": part,
-        "coding": asdict(coding),
+        "coding": _identity(coding),
         "code": _sha256(sorted(Path(__file__).parent.glob("*.py"))),
         "packages": [installed(name) for name in PACKAGES],
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:40], ""
 
 
-def load(folder: Path) -> tuple[Samples, SplitReport] | None:
-    """Load a saved split; return None if it is absent. An incomplete one is reported and removed."""
+def _identity(coding: Coding) -> dict[str, Any]:
+    """Return what decides how samples become tokens, as JSON values."""
+    if coding.images is None:
+        return {key: value for key, value in asdict(coding).items() if key != "images"}
+    return {**asdict(replace(coding, images=None)), "images": coding.images.identity}
+
+
+def load(folder: Path, images: ImageSettings | None = None) -> tuple[Samples, SplitReport] | None:
+    """Load a saved split; return None if it is absent, or if a picture's file has changed since.
+
+    An incomplete one is reported and removed.
+    """
     if not folder.is_dir():
         return None
     try:
@@ -83,11 +95,20 @@ def load(folder: Path) -> tuple[Samples, SplitReport] | None:
         samples = Samples(**arrays | {"group": int(arrays["group"])})
         if _digest(samples) != about["sha256"]:
             raise ValueError("its contents have changed")
+        if images is not None and (changed := _changed_pictures(samples, images)):
+            raise ValueError(changed)
         return samples, SplitReport.from_dict(about["report"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError) as error:
         say(f"note: the tokenized data in {folder} is incomplete ({first_line(error)}), and is made again")
         shutil.rmtree(folder, ignore_errors=True)
         return None
+
+
+def _changed_pictures(samples: Samples, images: ImageSettings) -> str:
+    """Return a sentence on the pictures whose files have changed, "" for none."""
+    places = [place.decode("utf-8") for place in samples.places.tolist()]
+    changed = np.flatnonzero(np.array(stamps_of(places, Path(images.kept)), np.uint64) != samples.stamps)
+    return f"{places[changed[0]]} has changed" if len(changed) else ""
 
 
 def save(folder: Path, samples: Samples, report: SplitReport) -> None:

@@ -73,6 +73,8 @@ def load_tokenizer(
             f"the tokenizer of {source} has no fast version, whose character offsets the loss mask needs",
             "convert it (transformers writes tokenizer.json with save_pretrained), or set model.tokenizer",
         )
+    if data.images is not None:
+        tokenizer.chat_template = of_processor(model_dir) or tokenizer.chat_template
     chats = any(kind.format in CONVERSATIONS and kind.chat_template is None for kind in data.kinds)
     if chats and not tokenizer.chat_template:
         raise UserError(
@@ -95,6 +97,20 @@ def load_tokenizer(
                 "copy the template of the model's own repository there, or give it as data.chat_template",
             )
     return tokenizer
+
+
+def of_processor(model_dir: Path) -> str | None:
+    """Return the chat template that older checkpoints keep apart for their processor, which writes the places of
+    pictures; None without one."""
+    if (model_dir / "chat_template.jinja").is_file():
+        return None
+    for name in ("processor_config.json", "chat_template.json"):
+        file = model_dir / name
+        if file.is_file():
+            template = json_object(file.read_bytes(), str(file)).get("chat_template")
+            if isinstance(template, str):
+                return template
+    return None
 
 
 def chat_template(tokenizer: Any, data: DataSettings, data_dir: Path) -> str | None:

@@ -44,6 +44,9 @@ ALONE = 4 * CHUNK
 PER_SAMPLE = 500
 """Work of a sample in addition to its text, in characters."""
 
+PER_PICTURE = 25_000
+"""Work of a picture, which is decoded once, in characters."""
+
 MOST_WORKERS = 32
 
 Tokenized = tuple[Samples, SplitReport]
@@ -129,6 +132,7 @@ def _chunks(sources: Sequence[Iterable[AnySample]]) -> Iterator[tuple[int, list[
         for sample in source:
             chunk.append(sample)
             work += PER_SAMPLE + sum(len(text) for text in _texts(sample))
+            work += PER_PICTURE * len(getattr(sample, "images", ()))
             if work >= CHUNK:
                 yield number, chunk
                 chunk, work = [], 0

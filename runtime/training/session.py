@@ -320,6 +320,7 @@ def begin(
         arguments.data_dir,
         base.architecture.vocab_size,
         Tokenizing(None if caches is None or "://" in caches else Path(caches), after=point.data),
+        base_folder,
     )
     print(replace(prepared.report, chooses=choosing(settings)).text(), file=sys.stderr)
     if prompts is not None:

@@ -18,6 +18,15 @@ class Images(Section):
         le=16_384,
         example=1024,
     )
+    max_pixels: int | None = field(
+        "Pictures with more pixels are scaled down to at most this many, before the checkpoint's processor "
+        "gets them, as LLaMA-Factory does with image_max_pixels; null leaves the size to the processor.",
+        None,
+        unit="pixels",
+        ge=784,
+        le=89_478_485,
+        example=589_824,
+    )
     tokens: int | None = field(
         "The most tokens of a picture, for models whose processor can limit them (Gemma 4, Qwen VL); null "
         "uses the processor's own limit.",
