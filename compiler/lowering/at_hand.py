@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 PACKAGES = ("numpy", "tokenizers", "transformers", "huggingface_hub")
 """Packages that tokenize data as train.py does."""
 
-TOKENIZER_FILES = ("config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "*.jinja")
+TOKENIZER_FILES = (
+    *("config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "*.jinja"),
+    *("preprocessor_config.json", "processor_config.json", "chat_template.json"),
+)
 """The files that are downloaded of a model."""
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")

@@ -15,12 +15,12 @@ from packaging.utils import canonicalize_name
 
 from recipec.compiler.lowering import pins
 
-DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "tunix": "google-tunix", "google": "protobuf"}
+DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "tunix": "google-tunix", "google": "protobuf", "PIL": "pillow"}
 """Packages whose import has another name than their distribution."""
 
-OPTIONAL = {"wandb", "mlflow", "jsonschema", "referencing", "jaxlib"}
+OPTIONAL = {"wandb", "mlflow", "pillow", "jsonschema", "referencing", "jaxlib"}
 """Packages of recipes that use them; a run without one says which. jaxlib comes with jax, in jax's version,
-and referencing with jsonschema."""
+referencing with jsonschema, and pillow with Tunix: all are pinned as dependencies of these."""
 
 
 BACKENDS = {"torchax": {"train-cpu", "torchax"}, "trl": {"trl"}}
