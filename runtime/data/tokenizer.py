@@ -100,8 +100,8 @@ def load_tokenizer(
 
 
 def of_processor(model_dir: Path) -> str | None:
-    """Return the chat template that older checkpoints keep apart for their processor, which writes the places of
-    pictures; None without one."""
+    """Return the chat template that older checkpoints keep apart for their processor, which writes the
+    places of pictures; None without one."""
     if (model_dir / "chat_template.jinja").is_file():
         return None
     for name in ("processor_config.json", "chat_template.json"):

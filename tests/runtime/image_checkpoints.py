@@ -159,8 +159,8 @@ CLASSES = {
 def reference(folder: Path, kind: str) -> Any:
     """Return transformers' processor of a folder, with its image processor for Pillow.
 
-    The modules of some processors import torchvision, which only their image processors for it use. So a stand-in
-    without content is enough for them.
+    The modules of some processors import torchvision, which only their image processors for it use. So a
+    stand-in without content is enough for them.
     """
     import importlib
     import sys
