@@ -5,6 +5,8 @@ The data is tokenized as in train.py. The weights are not needed, and jax is not
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +20,7 @@ from recipec.compiler.explain.preview_rewards import RewardPreview, scored
 from recipec.compiler.lowering.at_hand import PACKAGES, TOKENIZER_FILES, TOKENIZERS
 from recipec.compiler.lowering.runtime_settings import choosing, data_settings, model_settings
 from recipec.compiler.packages import require_packages
+from recipec.compiler.pages.document import Block, Document, Gallery, Items, Picture, Section, Text
 from recipec.runtime.data.advice import check_split
 from recipec.runtime.data.formats import PreferencePair
 from recipec.runtime.data.row_counts import evaluation_warning
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from recipec.runtime.data.encoding import Encoder, Shown
     from recipec.runtime.data.epochs import Epochs
     from recipec.runtime.data.formats import ParsedSample
+    from recipec.runtime.data.image_processor import ImageProcessor, ImageSettings
     from recipec.runtime.data.row_counts import SplitReport
     from recipec.runtime.data.samples import Samples
     from recipec.runtime.data.sources import Reader, Split
@@ -67,6 +71,7 @@ class Preview:
         rewards: the scores of given completions; None without any.
         learns: whether samples have tokens that carry loss; prompts have none.
         notes: on samples that are also in other sources or in the other split, and on sources without draws.
+        thumbnails: of the pictures of each shown sample as the model sees them, as data: addresses.
         window: for a stream, the number of samples that were read from the start of each source; None when
             all were read.
     """
@@ -84,6 +89,7 @@ class Preview:
     notes: tuple[str, ...] = ()
     rewards: RewardPreview | None = None
     learns: bool = True
+    thumbnails: tuple[tuple[str, ...], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the preview as JSON values."""
@@ -115,6 +121,7 @@ def preview(
     model: Path | None = None,
     data_dir: Path | None = None,
     completions: str | None = None,
+    thumbnails: bool = False,
 ) -> Preview:
     """Tokenize a split of a recipe's data, and score given completions with its rewards.
 
@@ -124,6 +131,7 @@ def preview(
         model: folder of the checkpoint or of its tokenizer; None finds the recipe's own.
         data_dir: the folder that relative paths of data start from; None for the recipe's folder.
         completions: as for `preview_rewards.scored`; None scores none.
+        thumbnails: whether to make pictures of the pictures.
 
     Raises:
         ArtifactError: the packages that tokenize are not installed.
@@ -132,7 +140,9 @@ def preview(
     require_packages("previewing", PACKAGES)
     from recipec.runtime.data.batches import rows_by_source
     from recipec.runtime.data.encoding import Encoder, coding
-    from recipec.runtime.data.epochs import Epochs, check_draws, measure_rows, source_weights
+    from recipec.runtime.data.epochs import Epochs, check_draws, measure_rows, room_of, source_weights
+    from recipec.runtime.data.image_processor import image_processor, load_image_settings
+    from recipec.runtime.data.pictures import kept_pictures
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.workers import tokenize
 
@@ -152,9 +162,14 @@ def preview(
             f"--completions: {program.name} has no rewards", "it is for recipes with train.objective grpo"
         )
     window = data.stream_window if split == "train" else None
-    tokenizer = load_tokenizer(_tokenizer_folder(program, settings, model), settings, data, folder)
+    model_dir = _tokenizer_folder(program, settings, model)
+    tokenizer = load_tokenizer(model_dir, settings, data, folder)
+    images = None
+    if data.images is not None:
+        require_packages("previewing", ("PIL",))
+        images = load_image_settings(model_dir, tokenizer, data.images, kept_pictures(None))
     templates = chat_templates(tokenizer, data, folder, part.sources)
-    how = coding(tokenizer, templates, data, program.architecture.vocab_size, part.sources)
+    how = coding(tokenizer, templates, data, program.architecture.vocab_size, part.sources, images)
 
     encoder = Encoder(how)
     sources = [_shown(encoder, *source) for source in enumerate(_readers(part, data, folder))]
@@ -166,9 +181,12 @@ def preview(
     if len(samples):
         counted = split == "train" and window is None
         weights = source_weights(samples, data) if counted else [1.0] * len(part.sources)
-        epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
-        rows_of = {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part.sources, data)
-        measure_rows(report, list(rows_of.values()), samples)
+        room = None if images is None else room_of(samples, None, data, image_processor(images).unit)
+        epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights, room)
+        rows_of = (
+            {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part.sources, data, room)
+        )
+        measure_rows(report, list(rows_of.values()), samples, room)
         draws = epochs.draws
         if counted:
             steps = math.ceil(len(epochs.of(0)) / program.recipe.train.global_batch_size)
@@ -184,7 +202,7 @@ def preview(
         problem = error.message, error.help
     lengths = histogram(samples.lengths.tolist())
     notes = _twice(samples, data, part, epochs) if split == "train" and len(samples) else []
-    notes += _trained_on(samples, program, data, folder, tokenizer, split) if len(samples) else []
+    notes += _trained_on(samples, program, data, folder, tokenizer, split, images) if len(samples) else []
     scores = None if completions is None else scored(program, completions, tokenizer, folder)
     if rewarded and scores is None:
         notes.append(
@@ -195,6 +213,56 @@ def preview(
         tuple(notes),
         scores,
         not rewarded,
+        tuple(_thumbnails(image_processor(images), sample) for sample in shown)
+        if thumbnails and images is not None
+        else (),
+    )
+
+
+THUMBNAIL = 320
+"""The most pixels of a thumbnail's side."""
+
+
+def _thumbnails(processor: ImageProcessor, sample: Shown) -> tuple[str, ...]:
+    """Return the pictures of a sample as the model sees them, as data: addresses."""
+    from PIL import Image
+
+    from recipec.runtime.data.pictures import content_of, decoded, opened
+
+    out = []
+    for picture in sample.pictures:
+        what = f"picture {picture.number}"
+        content = content_of(picture.place, Path(processor.settings.kept), what)
+        image = decoded(opened(content, what)[0], what, processor.limits)
+        seen = Image.fromarray(processor.shown(processor.of_image(image, picture.grid), picture.grid))
+        seen.thumbnail((THUMBNAIL, THUMBNAIL))
+        buffer = io.BytesIO()
+        seen.save(buffer, "PNG")
+        out.append(f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}")
+    return tuple(out)
+
+
+def page(preview: Preview) -> Document:
+    """Return the preview as a page: each sample with its pictures as the model sees them."""
+    sections = []
+    for number, sample in enumerate(preview.shown):
+        sources = preview.thumbnails[number] if preview.thumbnails else ()
+        gallery = [Picture(source, str(p)) for source, p in zip(sources, sample.pictures, strict=False)]
+        before, after = BRACKETS[0]
+        body = "".join(f"{before}{text}{after}" if target else text for text, target in sample.pieces)
+        blocks: list[Block] = [Gallery(gallery)] if gallery else []
+        carry = f"{sample.tokens:,} tokens, {sample.targets:,} carry loss: they stand in {before} {after}."
+        blocks += [Text(carry), Text(body, "code")]
+        sections.append(Section(f"sample-{number}", sample.origin, (), blocks))
+    report = preview.report
+    counts = [Text(report.sentence(preview.split)), Items([*report.notes(), *preview.notes])]
+    sections.append(Section("data", "The data", (), counts))
+    return Document(
+        preview.name,
+        sections,
+        title=f"{preview.name}: preview",
+        generator="recipec preview",
+        command=("recipe preview", preview.split),
     )
 
 
@@ -212,7 +280,13 @@ def _twice(samples: Samples, data: DataSettings, part: Split, epochs: Epochs) ->
 
 
 def _trained_on(
-    samples: Samples, program: Program, data: DataSettings, folder: Path, tokenizer: Any, split: str
+    samples: Samples,
+    program: Program,
+    data: DataSettings,
+    folder: Path,
+    tokenizer: Any,
+    split: str,
+    images: ImageSettings | None = None,
 ) -> list[str]:
     """Return what to say of evaluation samples that are trained on; the other split is tokenized for it."""
     from recipec.runtime.data.encoding import coding
@@ -224,7 +298,7 @@ def _trained_on(
         return []
     try:
         templates = chat_templates(tokenizer, data, folder, other.sources)
-        how = coding(tokenizer, templates, data, program.architecture.vocab_size, other.sources)
+        how = coding(tokenizer, templates, data, program.architecture.vocab_size, other.sources, images)
         others, _ = tokenize(_readers(other, data, folder), how, data, None, f"tokenizing {other.name}")
     except UserError as error:
         return [f"{other.name} is not compared with {split}: {error.message}"]

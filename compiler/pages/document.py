@@ -164,7 +164,28 @@ class Sides:
     kind: ClassVar[str] = "sides"
 
 
-Block = Text | Items | Facts | Table | Plot | Sides
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a `Gallery`.
+
+    Attributes:
+        source: a data: address.
+        caption: a sentence below it, which also describes it to screen readers.
+    """
+
+    source: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures next to each other. Only HTML shows them; other writers list the captions."""
+
+    pictures: Sequence[Picture]
+    kind: ClassVar[str] = "gallery"
+
+
+Block = Text | Items | Facts | Table | Plot | Sides | Gallery
 
 
 @dataclass(frozen=True)

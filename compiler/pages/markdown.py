@@ -9,6 +9,7 @@ from recipec.compiler.pages.document import (
     Block,
     Document,
     Facts,
+    Gallery,
     Items,
     Plot,
     Section,
@@ -71,6 +72,8 @@ def _block(block: Block) -> Iterator[str]:
         yield from _facts(block.pairs)
     elif isinstance(block, Items):
         yield "\n".join(f"- {item}" for item in block.items)
+    elif isinstance(block, Gallery):
+        yield "\n".join(f"- {picture.caption}" for picture in block.pictures)
     elif isinstance(block, Plot):
         yield from (part for inner in block.after for part in _block(inner))
     elif not isinstance(block, Sides):

@@ -12,6 +12,7 @@ from recipec.compiler.pages.document import (
     Block,
     Document,
     Facts,
+    Gallery,
     Items,
     Plot,
     Section,
@@ -175,6 +176,8 @@ def _lines(block: Block) -> Iterator[RenderableType]:
         yield from (Line(printable(f"{name}: {value}")) for name, value in block.pairs)
     elif isinstance(block, Items):
         yield from map(_item, block.items)
+    elif isinstance(block, Gallery):
+        yield from map(_item, (picture.caption for picture in block.pictures))
     elif isinstance(block, Text):
         yield from map(Line, printable(block.words).split("\n"))
 

@@ -282,6 +282,40 @@ class Encoder:
             end = self._end(rendering, encoding, chats)
             yield i, Encoded(rendering, encoding, ranges, unread, sample.liked, written.control, end, placed)
 
+    def pictures(self, encoded: Encoded) -> tuple[ShownPicture, ...]:
+        """Return the pictures of a sample, for people."""
+        if self._images is None:
+            return ()
+        images = self._images
+        return tuple(
+            ShownPicture(
+                number,
+                picture.place,
+                picture.size,
+                images.size(*images.limits.of(picture.size)),
+                picture.grid,
+                picture.tokens,
+            )
+            for number, picture in enumerate(encoded.pictures, 1)
+        )
+
+    def described(
+        self, pieces: list[tuple[str, bool]], pictures: Sequence[ShownPicture]
+    ) -> list[tuple[str, bool]]:
+        """Return stretches of a sample's text with a description in place of each picture's tokens."""
+        if self._images is None or not pictures:
+            return pieces
+        tokens = self._images.settings.tokens
+        within = [re.escape(text) for role, text in tokens.items() if role in ("feature", "break")]
+        pattern = re.compile(f"(?:{'|'.join(within)})+")
+        rest = iter(pictures)
+        return [
+            (pattern.sub(lambda match: str(next(rest, "")), text), target)
+            if tokens["feature"] in text
+            else (text, target)
+            for text, target in pieces
+        ]
+
     def _seen(
         self, sample: ParsedSample, rendering: Rendered, written: Written
     ) -> tuple[Rendered, Written, tuple[Placed, ...]]:
@@ -815,6 +849,7 @@ class Shown:
         pieces: stretches of its text, each with whether its tokens are targets.
         tokens, targets: their numbers.
         truncated: whether it was cut to max_length.
+        pictures: its pictures; in the pieces, each has its description in place of its tokens.
     """
 
     origin: str
@@ -822,6 +857,32 @@ class Shown:
     tokens: int
     targets: int
     truncated: bool
+    pictures: tuple[ShownPicture, ...] = ()
+
+
+@dataclass(frozen=True)
+class ShownPicture:
+    """A picture of a sample, for people.
+
+    Attributes:
+        number: of the picture in its sample, from 1.
+        place: of its file.
+        size, seen: height and width in pixels, of its file and as the model sees it.
+        grid: as in `image_processor.Placed`.
+        tokens: how many stand for it.
+    """
+
+    number: int
+    place: str
+    size: tuple[int, int]
+    seen: tuple[int, int]
+    grid: tuple[int, int]
+    tokens: int
+
+    def __str__(self) -> str:
+        (height, width), (rows, columns) = self.size, self.seen
+        sizes = f"{width} x {height} pixels, seen as {columns} x {rows}"
+        return f"[picture {self.number}: {sizes}, {self.tokens:,} tokens]"
 
 
 def show(encoder: Encoder, sample: ParsedSample, source: int = 0) -> list[Shown]:
@@ -835,13 +896,17 @@ def show(encoder: Encoder, sample: ParsedSample, source: int = 0) -> list[Shown]
     for _, encoded in encoder.encoded([sample], source, builder.report):
         builder.add(sample.origin, encoded)
         samples, report = builder.finish()
+        pictures = encoder.pictures(encoded)
         return [
             Shown(
                 samples.origin(number),
-                _pieces(encoded.encoding, encoded.rendered.text, first, piece.targets.tolist()),
+                encoder.described(
+                    _pieces(encoded.encoding, encoded.rendered.text, first, piece.targets.tolist()), pictures
+                ),
                 len(piece.tokens),
                 int(piece.targets.sum()),
                 bool(report.truncated),
+                pictures[: len(samples.pictures(number))],
             )
             for number, (first, piece) in enumerate(zip(samples.offsets.tolist(), samples, strict=False))
         ]

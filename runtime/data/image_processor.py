@@ -92,10 +92,12 @@ class ImageProcessor(ABC):
     """A kind of image processor.
 
     Attributes:
+        patch: height and width of a patch, in pixels.
         ratio: patches of a feature.
         merge: height and width, in patches, of the blocks in which patches are ordered; 1 for none.
     """
 
+    patch: int
     merge: int = 1
     ratio: int = 1
     rotary: ClassVar[bool] = False
@@ -145,9 +147,9 @@ class ImageProcessor(ABC):
         rows, columns = np.indices(grid, dtype=np.int32)
         return blocks(np.stack([rows, columns], -1), self.merge)
 
+    @abstractmethod
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and the width that the tower sees, in pixels."""
-        raise NotImplementedError
 
     @cached_property
     def processor(self) -> Any:
@@ -204,6 +206,24 @@ class ImageProcessor(ABC):
         if len(patches) != self.patches(grid):
             raise RuntimeError(f"{len(patches)} patches of a picture of {grid}")
         return patches
+
+    def shown(self, patches: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+        """Return what the tower sees of a picture, from its patches: uint8[height, width, 3]."""
+        colors = self.colors(patches)
+        processor = self.processor
+        if processor.do_normalize:
+            colors = colors * np.asarray(processor.image_std) + np.asarray(processor.image_mean)
+        pixels = (colors / (processor.rescale_factor if processor.do_rescale else 1.0)).round().clip(0, 255)
+        side = pixels.shape[1]
+        whole = np.zeros((grid[0] * side, grid[1] * side, 3), np.uint8)
+        for patch, (row, column) in zip(pixels, self.positions(grid), strict=True):
+            whole[row * side : (row + 1) * side, column * side : (column + 1) * side] = patch
+        return whole
+
+    def colors(self, patches: np.ndarray) -> np.ndarray:
+        """Return patches as [patches, height, width, channels], as their numbers are ordered."""
+        side = self.patch
+        return patches.reshape(len(patches), 3, side, side).transpose(0, 2, 3, 1)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -299,6 +319,9 @@ class Gemma4Images(ImageProcessor):
         patches = np.asarray(output["pixel_values"][0])[: self.patches(grid)]
         return blocks(patches.reshape(*grid, -1), self.merge)
 
+    def colors(self, patches: np.ndarray) -> np.ndarray:
+        return patches.reshape(len(patches), self.patch, self.patch, 3)
+
     def load(self, settings: dict[str, Any]) -> Any:
         from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
@@ -383,6 +406,9 @@ class QwenImages(ImageProcessor):
 
     def patches_of(self, output: Mapping[str, Any], grid: tuple[int, int]) -> np.ndarray:
         return np.asarray(output["pixel_values"])
+
+    def colors(self, patches: np.ndarray) -> np.ndarray:
+        return super().colors(patches.reshape(len(patches), 3, -1, self.patch, self.patch)[:, :, 0])
 
     def load(self, settings: dict[str, Any]) -> Any:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil

@@ -255,10 +255,18 @@ class SplitReport:
         fate = f" ({', '.join(left_out)})" if left_out else ""
         cut = f", {self.truncated:,} of them cut" if self.truncated else ""
         cut += f", {self.split:,} of them split into {self.pieces:,}" if self.split else ""
+        pictures = ""
+        if self.row_patches:
+            filled = 100 * self.patches / (self.rows * self.row_patches) if self.rows else 0.0
+            pictures = (
+                f"; {self.pictures:,} pictures of {self.picture_tokens:,} tokens, in rows of "
+                f"{self.row_patches:,} patches, {filled:.1f} % full"
+            )
         return (
             f"{name}: {self.kept:,} of {self.read:,} samples kept{fate}{cut}; {self.tokens:,} tokens, of "
             f"which {self.targets:,} are targets; mean length {self.mean_length:.0f}, longest "
             f"{self.longest:,}; {self.rows:,} rows of {self.row_length:,}, {100 * self.efficiency:.1f} % full"
+            f"{pictures}"
         )
 
     def notes(self) -> list[str]:

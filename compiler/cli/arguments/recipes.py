@@ -158,6 +158,14 @@ class PreviewArguments:
             "file whose rows also have a column completion or completions.",
         ),
     ] = None
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Also write a page with the samples, and with their pictures as the model sees them.",
+        ),
+    ] = None
     sets: Sets = None
     format: Annotated[Format, typer.Option("--format", help="Text or JSON, on stdout.")] = "text"
 
