@@ -118,7 +118,7 @@ HEAVY = {
     *("jax", "flax", "optax", "orbax", "tunix", "qwix", "grain", "etils", "array_record", "ml_dtypes"),
     *("numpy", "pyarrow", "datasets", "transformers", "tokenizers", "huggingface_hub", "safetensors"),
     *("torch", "peft", "trl", "accelerate", "fsspec", "tensorboardX", "wandb", "mlflow", "tqdm"),
-    *("jsonschema", "referencing"),
+    *("jsonschema", "referencing", "PIL"),
 }
 """Third-party packages that functions import, because a process may not need them."""
 

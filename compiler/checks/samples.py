@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from recipec.runtime.data.advice import LIKED, advice, balance, leftover
 from recipec.runtime.data.columns import Unread, marked, together
 from recipec.runtime.data.formats import PARSERS, ParsedSample, is_labeled, label_of
 from recipec.runtime.data.messages import taught
+from recipec.runtime.data.picture_rows import refuse_pictures, taken
+from recipec.runtime.data.pictures import picture_of
 from recipec.runtime.data.row_counts import one_token
 from recipec.runtime.data.row_values import Malformed, without_fillers
 from recipec.runtime.errors import UserError
@@ -447,7 +450,8 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
             faults: list[tuple[str, dict[str, Any]]] = []
             for row in rows:
                 try:
-                    unread = _left(section.format, row, section.fields, template)
+                    texts = _without_pictures(facts, source.path, row, section.fields)
+                    unread = _left(section.format, texts, section.fields, template)
                 except Malformed as error:
                     faults.append((str(error), row))
                     continue
@@ -546,6 +550,30 @@ def first_at_hand(facts: Facts, path: str) -> list[dict[str, Any]]:
 def _is_labeled(row: dict[str, Any], fields: dict[str, str]) -> bool:
     named = (fields.get(name, name) for name in ("prompt", "completion"))
     return is_labeled(row) and all(row.get(name) is not None for name in named)
+
+
+def _without_pictures(facts: Facts, path: str, row: dict[str, Any], fields: dict[str, str]) -> dict[str, Any]:
+    """Return a row with marks instead of its pictures, which are looked for but not opened.
+
+    Args:
+        path: of the row's file.
+
+    Raises:
+        Malformed: a picture is missing, or cannot be used where it is.
+    """
+    images = facts.recipe.data.images
+    if images is None:
+        refuse_pictures(row, fields)
+        return row
+    row, pictures = taken(row, fields, Path(path).name.startswith("metadata."))
+    folder = str(Path(path).parent) if images.folder is None else images.folder
+    if "://" not in folder:
+        folder = os.path.abspath(facts.folder / Path(folder).expanduser())
+    for what, value in pictures:
+        picture = picture_of(value, what, folder)
+        if picture.content is None and "://" not in picture.place and not os.path.isfile(picture.place):
+            raise Malformed(f"{what} is missing: {os.path.relpath(picture.place, facts.folder)}")
+    return row
 
 
 def _left(format: str, row: dict[str, Any], fields: dict[str, str], template: str | None) -> Unread:

@@ -338,6 +338,8 @@ def statistics(
     def load() -> Any:
         return load_tokenizer(inputs.model_dir, inputs.model, inputs.data, inputs.data_dir)
 
+    if inputs.data.images is not None:  # the names of the pictures stand in the rows
+        return _count(inputs, load)
     key = store.key("statistics", contents(inputs))
     return _kept(key) or _tokenized(inputs, load, key)
 
@@ -393,14 +395,13 @@ def _tokenized(inputs: AtHand, load: Callable[[], Any], key: str) -> Statistics:
 
 def _count(inputs: AtHand, load: Callable[[], Any]) -> Statistics:
     """Tokenize and pack the data as train.py does."""
-    from recipec.runtime.data.prepare import prepare
+    from recipec.runtime.data.prepare import Tokenizing, prepare
 
     # Batches of one row: the batch size does not matter for counting.
     alone = TrainSettings(epochs=1, global_batch_size=1, micro_batch_size=1)
     try:
-        prepared = prepare(
-            inputs.data, alone, 1, load(), inputs.data_dir, inputs.vocabulary, model_dir=inputs.model_dir
-        )
+        reading = Tokenizing(model_dir=inputs.model_dir)
+        prepared = prepare(inputs.data, alone, 1, load(), inputs.data_dir, inputs.vocabulary, reading)
     except UserError as error:
         raise ArtifactError(error.message, error.help) from error
     report, answers = prepared.report.train, prepared.samples.group

@@ -38,14 +38,21 @@ TEXTS = ("system", "history", "instruction", "input", "prompt", "output", "compl
 """Roles of columns with messages, and with texts, in the order in which a sample has them."""
 
 
-def has_places(row: Mapping[str, Any], fields: Mapping[str, str]) -> bool:
-    """Return whether a row has pictures in a column, and `<image>` in its texts for them."""
+def refuse_pictures(row: Mapping[str, Any], fields: Mapping[str, str]) -> None:
+    """Refuse a row that has pictures in a column, and `<image>` in its texts for them.
+
+    Raises:
+        Malformed
+    """
     try:
         column, values = _column(row, fields, COLUMNS)
     except Malformed:
-        return False
-    if column is None or not values:
-        return False
+        return
+    if column is not None and values and _has_places(row, column):
+        raise Malformed("it holds pictures, and the recipe has no data.images: {}")
+
+
+def _has_places(row: Mapping[str, Any], column: str) -> bool:
     return any(PLACE in text for name, value in row.items() if name != column for text in strings(value))
 
 

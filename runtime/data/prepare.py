@@ -145,18 +145,20 @@ class PreparedData:
 
 @dataclass(frozen=True)
 class Tokenizing:
-    """How to tokenize fast, and from which position to continue.
+    """How to tokenize, and from which position to continue.
 
     Attributes:
         cache: folder in which tokenized data is kept, under data/, and looked for; None for none. A stream is
             not kept.
         workers: processes that tokenize, None for a suitable number.
         after: `PreparedData.state` of the step after which the run continues; None for its beginning.
+        model_dir: the checkpoint's folder, whose image processor data with pictures needs.
     """
 
     cache: Path | None = None
     workers: int | None = None
     after: Mapping[str, Any] | None = None
+    model_dir: Path | None = None
 
 
 def prepare(
@@ -167,7 +169,6 @@ def prepare(
     data_dir: Path,
     vocabulary: int | None = None,
     tokenizing: Tokenizing = Tokenizing(),
-    model_dir: Path | None = None,
 ) -> PreparedData:
     """Read, render, tokenize and pack the data of a recipe.
 
@@ -176,8 +177,7 @@ def prepare(
         tokenizer: from `load_tokenizer`.
         data_dir: the base of relative paths.
         vocabulary: number of the model's embeddings; samples with larger token ids are left out.
-        tokenizing: cache, workers and start position.
-        model_dir: the checkpoint's folder, whose image processor data.images needs.
+        tokenizing: cache, workers, start position and image processor.
 
     Raises:
         UserError: the files or settings give nothing to train on, or contradict each other.
@@ -191,8 +191,10 @@ def prepare(
     pad = tokenizer.pad_token_id
     images = None
     if data.images is not None:
-        assert model_dir is not None
-        images = load_image_settings(model_dir, tokenizer, data.images, kept_pictures(tokenizing.cache))
+        assert tokenizing.model_dir is not None
+        images = load_image_settings(
+            tokenizing.model_dir, tokenizer, data.images, kept_pictures(tokenizing.cache)
+        )
     shape = BatchShape(rows, data.max_length, 0 if pad is None else int(pad))
     if train.grpo is not None:
         data = replace(data, packing=False)

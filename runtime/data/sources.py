@@ -30,7 +30,7 @@ from .advice import SHAPES, advice
 from .file_rows import ENDINGS, HUB, DataFile, Record, explained, kind_of, place_of
 from .formats import PARSERS, AnySample, ParsedSample
 from .huggingface import DataFolder, HubDataset
-from .picture_rows import MARK, has_places, taken
+from .picture_rows import MARK, refuse_pictures, taken
 from .pictures import picture_of
 from .row_counts import Problems, SplitReport
 from .row_values import ColumnRow, Malformed, kind, without_fillers
@@ -230,8 +230,8 @@ class Reader:
                 pictures: list[tuple[str, Any]] = []
                 if self._data.images is not None:
                     row, pictures = taken(row, self._data.fields, _is_metadata(origin))
-                elif has_places(row, self._data.fields):
-                    raise Malformed("it holds pictures, and the recipe has no data.images: {}")
+                else:
+                    refuse_pictures(row, self._data.fields)
                 parsed = self._parse(origin, row, self._data.fields)
                 if pictures:
                     parsed = self._with_pictures(parsed, pictures, origin)

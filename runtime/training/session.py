@@ -319,8 +319,11 @@ def begin(
         tokenizer,
         arguments.data_dir,
         base.architecture.vocab_size,
-        Tokenizing(None if caches is None or "://" in caches else Path(caches), after=point.data),
-        base_folder,
+        Tokenizing(
+            None if caches is None or "://" in caches else Path(caches),
+            after=point.data,
+            model_dir=base_folder,
+        ),
     )
     print(replace(prepared.report, chooses=choosing(settings)).text(), file=sys.stderr)
     if prompts is not None:

@@ -21,7 +21,7 @@ name: pictures
 model: {id: ./checkpoint}
 mesh: {accelerator: cpu-1, axes: {fsdp: 1}}
 lora: {rank: 4, targets: [q_proj]}
-data: {train: [rows.jsonl], max_length: 64, images: {}, max_invalid_ratio: 0.5}
+data: {train: [rows.jsonl], max_length: 128, images: {}, max_invalid_ratio: 0.5}
 train: {epochs: 1, global_batch_size: 1, micro_batch_size: 1}
 checkpoint: {directory: run}
 """

@@ -34,8 +34,8 @@ def prepared(
 ) -> PreparedData:
     settings = DataSettings(**{"train": ("rows.jsonl",), "max_length": 256, "images": Images(), **more})
     tokenizer = load_tokenizer(checkpoint, ModelSettings(id="tiny", family="gemma3"), settings, data)
-    tokenizing = Tokenizing(cache, workers=1)
-    return prepare(settings, TRAIN, rows, tokenizer, data, 512, tokenizing, checkpoint)
+    tokenizing = Tokenizing(cache, workers=1, model_dir=checkpoint)
+    return prepare(settings, TRAIN, rows, tokenizer, data, 512, tokenizing)
 
 
 def write_rows(folder: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl") -> None:

@@ -49,7 +49,9 @@ def prepared(
     given = {"train": ("rows.jsonl",), "max_length": 256, "images": Images(), "max_invalid_ratio": 1.0}
     settings = DataSettings(**{**given, **more})
     tokenizer = load_tokenizer(checkpoint, ModelSettings(id="tiny", family="qwen3"), settings, folder)
-    return prepare(settings, train, rows, tokenizer, folder, 512, Tokenizing(cache, workers=1), checkpoint)
+    return prepare(
+        settings, train, rows, tokenizer, folder, 512, Tokenizing(cache, workers=1, model_dir=checkpoint)
+    )
 
 
 def png(size: tuple[int, int] = (20, 30), seed: int = 0) -> bytes:
@@ -142,7 +144,7 @@ def _of(folder: Path, source: str) -> PreparedData:
         write(checkpoint, "qwen_vl")
     settings = DataSettings(train=(source,), max_length=256, images=Images(), max_invalid_ratio=1.0)
     tokenizer = load_tokenizer(checkpoint, ModelSettings(id="tiny", family="qwen3"), settings, folder)
-    return prepare(settings, TRAIN, 1, tokenizer, folder, 512, Tokenizing(None, workers=1), checkpoint)
+    return prepare(settings, TRAIN, 1, tokenizer, folder, 512, Tokenizing(workers=1, model_dir=checkpoint))
 
 
 def bomb() -> bytes:
