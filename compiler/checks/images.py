@@ -73,7 +73,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     tower = None if model is None else model.tower
     if model is not None and tower is None:
         titles = sorted({title for title, _ in READERS.values()})
-        help = f"use a model of {listing(titles)}, or remove data.images"
+        models = listing(titles, "or")
+        help = f"use a model of {models}; or remove data.images"
         message = f"{model.title} has no vision tower in this version, and data.images trains on pictures"
         yield Diagnostic(E0480, message, IMAGES, help, at_key=True)
     if recipe.train.objective != "sft":
