@@ -23,6 +23,7 @@ from recipec.compiler.packages import require_packages
 from recipec.compiler.pages.document import Block, Document, Gallery, Items, Picture, Section, Text
 from recipec.runtime.data.advice import check_split
 from recipec.runtime.data.formats import PreferencePair
+from recipec.runtime.data.pictures import content_of, decoded, kept_pictures, opened
 from recipec.runtime.data.row_counts import evaluation_warning
 from recipec.runtime.data.tokenizer import chat_templates, load_tokenizer
 from recipec.runtime.errors import UserError, first_line
@@ -142,7 +143,6 @@ def preview(
     from recipec.runtime.data.encoding import Encoder, coding
     from recipec.runtime.data.epochs import Epochs, check_draws, measure_rows, room_of, source_weights
     from recipec.runtime.data.image_processor import image_processor, load_image_settings
-    from recipec.runtime.data.pictures import kept_pictures
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.workers import tokenize
 
@@ -226,8 +226,6 @@ THUMBNAIL = 320
 def _thumbnails(processor: ImageProcessor, sample: Shown) -> tuple[str, ...]:
     """Return the pictures of a sample as the model sees them, as data: addresses."""
     from PIL import Image
-
-    from recipec.runtime.data.pictures import content_of, decoded, opened
 
     out = []
     for picture in sample.pictures:
