@@ -28,11 +28,11 @@ from recipec.compiler.writing import write_text
 from recipec.port import back
 from recipec.port.folder import port_all
 from recipec.port.options import MACHINE, PortArguments, ReportFormat
-from recipec.port.page import sides
 from recipec.port.plan import FIXED, MOST, plan
 from recipec.port.port import E1112, Asked, Ported, in_the_way, lacking
 from recipec.port.port import port as port_files
 from recipec.port.report import document, to_json
+from recipec.port.side_by_side import sides
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, has_errors, in_order
 from recipec.spec.schema import text as schema_text

@@ -10,8 +10,8 @@ from typing import Any
 from recipec.compiler.pages.document import Block, Document, Facts, Figure, Plot, Section, Table, Text
 from recipec.compiler.pages.html import COLORS, axis, scatter, write
 from recipec.compiler.pages.numbers import NOT_KNOWN, SPACE, significant
-from recipec.compiler.report.page import EXTRA, GENERATOR
 from recipec.compiler.report.run_folder import Folder
+from recipec.compiler.report.run_page import EXTRA, GENERATOR
 from recipec.runtime.clients.bench_points import lacking, whole
 from recipec.runtime.clients.bench_report import FIGURES, MEASURED, comparison, source
 

@@ -196,7 +196,7 @@ def first_difference(student: Mapping[str, int], teacher: Mapping[str, int]) -> 
     first = next((number for number in numbers if names[0].get(number) != names[1].get(number)), None)
     if first is None:
         return None
-    own, other = (repr(one[first]) if first in one else "no token" for one in names)
+    own, other = (repr(side[first]) if first in side else "no token" for side in names)
     return f"token {first} is {own} in the student's and {other} in the teacher's"
 
 

@@ -123,7 +123,7 @@ class Attention(Block):
     def inputs(self, x: jax.Array, turn: Turn | None) -> tuple[Any, ...]:
         """Return rotated queries [B, T, N, H], keys and values [B, T, K, H], and a gate or None."""
         a = self.config.architecture
-        q, k, v = (constrain(one, HEADS) for one in self.projected(x))
+        q, k, v = (constrain(array, HEADS) for array in self.projected(x))
         if a.value_norm:
             v = unit(v.astype(jnp.float32), (-1,), a.norm.eps).astype(v.dtype)
         gate = None
@@ -132,13 +132,15 @@ class Attention(Block):
         elif a.output_gate:
             q, gate = jnp.split(q, 2, axis=-1)
         if a.clip is not None:
-            q, k, v = (jnp.clip(one, -a.clip, a.clip) for one in (q, k, v))
+            q, k, v = (jnp.clip(array, -a.clip, a.clip) for array in (q, k, v))
         if a.qk_norm and not a.qk_normed_last:
             q, k = self.q_norm(q), self.k_norm(k)
         if turn is not None:
-            q, k = (self.turned(one, turn) for one in (q, k))
+            q, k = (self.turned(array, turn) for array in (q, k))
             if a.normed_turns:
-                q, k = (unit(one.astype(jnp.float32), (-1,), a.norm.eps).astype(x.dtype) for one in (q, k))
+                q, k = (
+                    unit(array.astype(jnp.float32), (-1,), a.norm.eps).astype(x.dtype) for array in (q, k)
+                )
         if a.qk_norm and a.qk_normed_last:
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v, gate
@@ -188,7 +190,7 @@ class LatentAttention(Attention):
         k, v = jnp.split(kv, (latent.plain,), axis=-1)
         k_turned = k_turned[:, :, None]
         if turn is not None:
-            q_turned, k_turned = (self.turned(one, turn) for one in (q_turned, k_turned))
+            q_turned, k_turned = (self.turned(array, turn) for array in (q_turned, k_turned))
         k_turned = jnp.broadcast_to(k_turned, q_turned.shape)
         q, k = (jnp.concatenate(both, axis=-1) for both in ((q, q_turned), (k, k_turned)))
         return constrain(q, HEADS), constrain(k, HEADS), v, None
@@ -370,8 +372,8 @@ class Decoder(nnx.Module):
         features = self.vision(images.patches, images.patch_images, images.patch_positions)
         index = images.image_features[..., None]
         first, *further = (
-            jnp.take_along_axis(one, jnp.maximum(index, 0), axis=1)
-            for one in jax.lax.stop_gradient(features).astype(x.dtype)
+            jnp.take_along_axis(feature, jnp.maximum(index, 0), axis=1)
+            for feature in jax.lax.stop_gradient(features).astype(x.dtype)
         )
         placed = constrain(jnp.where(index >= 0, first, x), STREAM)
-        return placed, [constrain(jnp.where(index >= 0, one, 0), STREAM) for one in further]
+        return placed, [constrain(jnp.where(index >= 0, feature, 0), STREAM) for feature in further]
