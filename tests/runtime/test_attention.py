@@ -50,6 +50,8 @@ CASES = {
     "values of another size": ({"fsdp": 2, "tp": 2}, 2, 150, 4, 4, (24, 20), None, None, False),
     "tokens apart, a window over pieces": ({"fsdp": 2, "cp": 2, "tp": 2}, 2, 700, 4, 2, 16, 300, 5.0, True),
 }
+LIKE_OTHERS = ("one key/value head for two devices", "values of another size")
+"""Cases of `make e2e`, whose sinks, heads and sizes the tests of whole models have too."""
 
 
 def segments(rows: int, length: int) -> np.ndarray:
@@ -82,7 +84,13 @@ def reference(q: Any, k: Any, v: Any, sinks: Any, ids: Any, window: int | None, 
     return jnp.einsum("bnts,bsnh->btnh", weights, v, precision="highest")
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=pytest.mark.e2e if name in LIKE_OTHERS else ())
+        for name, case in CASES.items()
+    ],
+)
 def test_splash_outputs_and_gradients_match_plain_attention(case: tuple[Any, ...]) -> None:
     axes, rows, length, heads, kv_heads, sizes, window, softcap, sunk = case
     size, value_size = sizes if isinstance(sizes, tuple) else (sizes, sizes)
@@ -118,7 +126,13 @@ def test_splash_outputs_and_gradients_match_plain_attention(case: tuple[Any, ...
         assert np.abs(gradient - want).max() < 10 * TOLERANCE
 
 
-@pytest.mark.parametrize("case", [ALONE, TOKENS_APART], ids=["one device", "tokens apart"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(ALONE, id="one device"),
+        pytest.param(TOKENS_APART, id="tokens apart", marks=pytest.mark.e2e),
+    ],
+)
 def test_splash_fused_backward_kernel_matches_plain_attention(
     case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,9 +266,13 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], dict[str, Any]]] = {
 }
 
 
+SPLASH = ("gemma4-shared", "deepseek_v3")
+"""Models of `make test`: shared keys and values, and values of another size."""
+
+
 @pytest.mark.parametrize(
     "model",
-    [pytest.param(name, marks=pytest.mark.e2e if name in ("olmo3", "llama4") else ()) for name in MODELS],
+    [name if name in SPLASH else pytest.param(name, marks=pytest.mark.e2e) for name in MODELS],
 )
 def test_splash_logits_match_dot_attention(model: str, tmp_path: Path) -> None:
     make, axes, options = MODELS[model]

@@ -25,7 +25,7 @@ from recipec.runtime.training.rollout_layout import RolloutLayout
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.built_models import randomize
-from tests.runtime.decoders import CASES, EVERY, LIMIT, make
+from tests.runtime.decoders import CASES, E2E, EVERY, LIMIT, make
 
 pytestmark = pytest.mark.usefixtures("highest")
 
@@ -43,8 +43,17 @@ GEMMA: dict[str, Callable[..., Any]] = {
     "gemma4-experts": partial(tiny.make_gemma4, multimodal=False, **tiny.GEMMA4_EXPERTS),
     "gemma4-unified": tiny.make_gemma4_unified,
 }
-ALWAYS = ("gemma4-shared", "llama4", "qwen3_next", "jamba")
-"""In `make test`: windows with shared keys and values, chunks, delta nets, Mamba 1."""
+ALWAYS = ("gemma4-shared", "qwen3_next")
+"""In `make test`: windows with shared keys and values, and delta nets."""
+OTHER_CACHES = (*E2E, "gpt_oss", "glm_moe_dsa", "granitemoehybrid", "lfm2", *GEMMA)
+"""In `make e2e`: families whose caches or layers differ most. `make nightly` has the others."""
+
+
+def marked(case: str) -> Any:
+    """Mark a case by the command that runs it."""
+    if case in ALWAYS:
+        return case
+    return pytest.param(case, marks=pytest.mark.e2e if case in OTHER_CACHES else pytest.mark.nightly)
 
 
 def made(case: str, folder: Path) -> Any:
@@ -112,10 +121,7 @@ def reference(model: Any, prompt: list[int]) -> tuple[list[int], np.ndarray]:
     return found.sequences[0, len(prompt) :].tolist(), torch.cat(found.logits).numpy()
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case if case in ALWAYS else pytest.param(case, marks=pytest.mark.e2e) for case in (*CASES, *GEMMA)],
-)
+@pytest.mark.parametrize("case", map(marked, (*CASES, *GEMMA)))
 def test_greedy_tokens_match_transformers_generate(
     case: str, tmp_path: Path, record_property: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,12 +296,16 @@ LAYOUTS = {
 }
 """The mesh of the training step, and that of the rollouts."""
 SHARDED = ("llama-untied", "gemma4-shared", "gpt_oss", "llama4", "qwen3_next", "falcon_h1", "jamba", "lfm2")
+PAIRS = set(zip(SHARDED, itertools.cycle(LAYOUTS)))
+"""In `make e2e`: every case in one layout, and every layout. `make nightly` has the whole product."""
 
 
 @pytest.mark.parametrize(
     ("case", "layout"),
     [
-        case if case == ("llama-untied", "4x2-tp8") else pytest.param(*case, marks=pytest.mark.e2e)
+        case
+        if case == ("llama-untied", "4x2-tp8")
+        else pytest.param(*case, marks=pytest.mark.e2e if case in PAIRS else pytest.mark.nightly)
         for case in itertools.product(SHARDED, LAYOUTS)
     ],
 )

@@ -39,6 +39,12 @@ OF_OTHERS = (
 )
 """Whose parts other cases have too: Qwen 3's and Qwen 3 Next's, gpt-oss's, GLM's."""
 
+VARIANTS = (
+    *("phi3-longrope", "deepseek_v3-half", "granitemoehybrid-dense", "jamba-dense", "lfm2-biases"),
+    *("falcon-one-norm", "falcon-one-key", "gpt_neox-serial", "stablelm-parallel"),
+)
+"""Cases of `make e2e`: other settings of a family that `make test` has."""
+
 ALONE = ("mistral-mistral3", "mistral4-mistral3")
 """Of the multimodal cases, one, and that of a family whose text model has no class in transformers' table."""
 
@@ -49,6 +55,8 @@ ALONE = ("mistral-mistral3", "mistral4-mistral3")
     [
         pytest.param(case, marks=pytest.mark.nightly)
         if ("wrapper" in values and case not in ALONE) or case in OF_OTHERS
+        else pytest.param(case, marks=pytest.mark.e2e)
+        if case in VARIANTS
         else case
         for case, values in CASES.items()
     ],

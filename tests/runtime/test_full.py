@@ -209,6 +209,8 @@ def trained_elsewhere(base: HFCheckpoint, folder: Path) -> dict[str, np.ndarray]
     [
         pytest.param(name, marks=pytest.mark.nightly)
         if name == "gemma3-multimodal"  # its parts are those of gemma3 and of gemma4-e2b
+        else pytest.param(name, marks=pytest.mark.e2e)
+        if name == "gemma3-mha"
         else decoders.marked(name)
         if name in decoders.CASES
         else name

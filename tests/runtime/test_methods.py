@@ -50,7 +50,7 @@ QUERIES = ("q_proj", "qkv_proj")
         pytest.param(
             "gemma3", 1, FEW, {"init": "olora", "kind": "dora"}, id="olora", marks=pytest.mark.nightly
         ),
-        pytest.param("phi3", 2, QUERIES, STARTED, id="dora-start-from"),
+        pytest.param("phi3", 2, QUERIES, STARTED, id="dora-start-from", marks=pytest.mark.e2e),
         pytest.param("gemma1", 2, QUERIES, ROWS, id="tied-rows"),
         pytest.param("gemma1", 2, QUERIES, TIED, id="tied-embedding", marks=pytest.mark.nightly),
     ],

@@ -50,6 +50,8 @@ KINDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "gemma3-mha": (tiny.make_gemma3, {"num_key_value_heads": 8}),
     "gemma3-one-head": (tiny.make_gemma3, {"num_key_value_heads": 1}),
 }
+VARIANTS = ("gemma4-text", "gemma2-mha", "gemma2-one-head", "gemma3-mha")
+"""Kinds of `make e2e`: other head counts, or fewer parts, of a model that `make test` has."""
 ONLY_FSDP = ("gemma4-text", "gemma4-e2b", "gemma2", "gemma2-mha")
 """Kinds whose logits are compared without tp."""
 
@@ -60,7 +62,9 @@ def write(kind: str, folder: Path) -> Any:
     return make(folder, **fields)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.e2e) if kind in VARIANTS else kind for kind in KINDS]
+)
 def test_logits_match_transformers(
     kind: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
