@@ -124,7 +124,7 @@ def test_artifact_starts_the_server_that_generates(host: str, tmp_path: Path) ->
     )
     assert rollout.importance_sampling_correction and rollout.importance_sampling_clip_min == 0.5
     script = files["rollout/serve.sh"].decode()
-    used = dict(re.findall(r"^    --([a-z-]+) ?(.*) \\\\$", script, re.MULTILINE))
+    used = dict(re.findall(r"^    --([a-z-]+) ?(.*) \\$", script, re.MULTILINE))
     assert used.keys() <= flags().keys()
     assert used | {"host": ""} == {
         "host": "",
