@@ -33,12 +33,24 @@ assert transformers.__version__ == sys.argv[3]
 config = transformers.AutoConfig.from_pretrained(sys.argv[1])
 config._attn_implementation = "eager"
 load = transformers.AutoModelForImageTextToText.from_pretrained
-model = load(sys.argv[1], config=config, dtype=torch.float32)
+model = load(sys.argv[1], config=config, dtype=torch.float32).eval()
 given = {name: torch.tensor(value) for name, value in np.load(sys.argv[2] + "/given.npz").items()}
+tokens = given["input_ids"]
+given["attention_mask"] = model.create_masks_for_generate(
+    model.config,
+    torch.zeros(*tokens.shape, model.config.get_text_config().hidden_size),
+    torch.ones_like(tokens),
+    None,
+    torch.arange(tokens.shape[1])[None],
+    mm_token_type_ids=given["mm_token_type_ids"],
+)
 with torch.no_grad():
-    np.save(sys.argv[2] + "/logits.npy", model.eval()(**given).logits[0].numpy())
+    np.save(sys.argv[2] + "/logits.npy", model(**given).logits[0].numpy())
 """
-"""Computes logits. Its arguments are the folders of the checkpoint and of the inputs, and the version."""
+"""Computes logits. Its arguments are the folders of the checkpoint and of the inputs, and the version.
+
+The masks are those of generation: the 12B's own forward still lets pictures see both ways in all layers.
+"""
 
 
 def install() -> Path:

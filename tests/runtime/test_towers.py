@@ -22,6 +22,7 @@ LIMIT = 1e-5
 """Relative to the largest value: the float32 noise of either library."""
 
 
+AXES = {"fsdp": 2, "tp": 2}
 OFTEN = ("gemma4", "mistral3", "qwen3_vl")
 """Cases of `make test`: one of each way to place patches and to merge them. The others differ less."""
 
@@ -32,7 +33,7 @@ OFTEN = ("gemma4", "mistral3", "qwen3_vl")
 def test_features_and_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     model, config = towers.reference(case)
     model.save_pretrained(tmp_path)
-    mesh, built = training.build(tmp_path, {"fsdp": 2}, images=True, full=True, remat="none")
+    mesh, built = training.build(tmp_path, AXES, images=True, full=True, remat="none")
     vision = built.forward.architecture.vision
     pictures = towers.Pictures.of(case, vision, config.to_dict())
     one = towers.tokens_of(pictures)
