@@ -12,6 +12,9 @@ from recipec.spec.diagnostics import Diagnostic
 
 IMAGES = "data.images"
 
+UNPROCESSED = ("gemma4_unified", "llama4")
+"""Model types with a tower here, whose image processor transformers has only for torchvision."""
+
 READ = ("chat", "instruction", "prompt_completion")
 """Formats whose samples may have pictures."""
 
@@ -71,11 +74,13 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         return
     model = facts.model
     tower = None if model is None else model.tower
-    if model is not None and tower is None:
-        titles = sorted({title for title, _ in READERS.values()})
+    unprocessed = model is not None and model.config.get("model_type") in UNPROCESSED
+    if model is not None and (tower is None or unprocessed):
+        titles = sorted({READERS[kind][0] for kind in READERS if kind not in UNPROCESSED})
         models = listing(titles, "or")
         help = f"use a model of {models}; or remove data.images"
-        message = f"{model.title} has no vision tower in this version, and data.images trains on pictures"
+        what = "image processor" if unprocessed else "vision tower"
+        message = f"{model.title} has no {what} in this version, and data.images trains on pictures"
         yield Diagnostic(E0480, message, IMAGES, help, at_key=True)
     if recipe.train.objective != "sft":
         message = f"objective {recipe.train.objective} does not train on pictures"

@@ -6,6 +6,7 @@ A row is a line of at most data.max_length tokens.
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -196,8 +197,8 @@ class Room:
     pictures: int | None = None
 
 
-OPEN = 128
-"""Rows that are filled at the same time, when rows are limited in more than tokens."""
+TRIED = 64
+"""The most rows with room for a sample's tokens that are asked for room for its pictures."""
 
 
 def pack_pictures(
@@ -208,10 +209,10 @@ def pack_pictures(
     room: Room,
     order: Sequence[int] | np.ndarray,
 ) -> PackedRows:
-    """Pack by tokens and pictures together: from the largest sample to the smallest, by the share of a row
-    that it takes, into the open row that is then the fullest.
+    """Pack by tokens and pictures together: best-fit decreasing by tokens, as `pack`, into the fullest row
+    that also has room for the sample's pictures.
 
-    As with `pack`, the number of rows depends only on the sizes, and `order` decides between equal samples.
+    The number of rows depends only on the sizes, and `order` decides between equal samples.
 
     Args:
         lengths, patches, pictures: tokens, patches and pictures of each sample, at most those of a row.
@@ -220,31 +221,41 @@ def pack_pictures(
         order: as for `pack`.
     """
     chosen = np.asarray(order, dtype=np.int64)
-    most = len(chosen) and int(pictures.max())
-    limits = np.array([capacity, max(1, room.patches), room.pictures or max(1, most * len(chosen))], np.int64)
     sizes = np.stack([lengths, patches, pictures], 1).astype(np.int64)[chosen]
-    shares = (sizes / limits).sum(1)
-    by_size = np.lexsort((sizes[:, 2], sizes[:, 1], -sizes[:, 0], -shares))
+    by_size = np.lexsort((-sizes[:, 2], -sizes[:, 1], -sizes[:, 0]))
     chosen, sizes = chosen[by_size], sizes[by_size]
+    seen = sizes[sizes[:, 2] > 0]
+    least = int(seen[:, 1].min()) if len(seen) else 0
+    most = sys.maxsize if room.pictures is None else room.pictures
+    left: list[tuple[int, int]] = []  # patches and pictures for which each row has room
+    # Rows by their free tokens: those with room for a picture, and those without.
+    open_rows: list[tuple[int, int]] = []
+    full_rows: list[tuple[int, int]] = []
     row_of = np.empty(len(chosen), np.int64)
-    free, rows = np.empty((OPEN, 3), np.int64), np.empty(OPEN, np.int64)
-    number = used = 0
-    for i, size in enumerate(sizes):
-        fits = np.flatnonzero((free[:used] >= size).all(1))
-        if len(fits):
-            at = int(fits[np.argmin((free[fits] / limits).sum(1))])
+    for i, (length, needed, count) in enumerate(sizes.tolist()):
+        rows, at = open_rows, -1
+        if not count and (first := bisect_left(full_rows, (length, -1))) < len(full_rows):
+            rows, at = full_rows, first
         else:
-            if used == OPEN:  # the row with the least room for tokens is full
-                used -= 1
-                at = int(np.argmin(free[:, 0]))
-                free[at], rows[at] = free[used], rows[used]
-            at = used
-            free[at], rows[at] = limits, number
-            number, used = number + 1, used + 1
-        free[at] -= size
-        row_of[i] = rows[at]
+            first = bisect_left(open_rows, (length, -1))
+            for place in range(first, min(first + TRIED, len(open_rows))):
+                patches_left, pictures_left = left[open_rows[place][1]]
+                if patches_left >= needed and pictures_left >= count:
+                    at = place
+                    break
+        if at < 0:
+            free, row = capacity, len(left)
+            left.append((room.patches, most))
+        else:
+            free, row = rows.pop(at)
+        patches_left, pictures_left = left[row]
+        left[row] = patches_left, pictures_left = patches_left - needed, pictures_left - count
+        if free > length:
+            fits = pictures_left > 0 and patches_left >= least
+            insort(open_rows if fits else full_rows, (free - length, row))
+        row_of[i] = row
     by_row = np.argsort(row_of, kind="stable")
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(row_of, minlength=number))])
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(row_of, minlength=len(left)))])
     return PackedRows(chosen[by_row], offsets)
 
 

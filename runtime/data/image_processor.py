@@ -439,6 +439,10 @@ KIND_OF = {
 """The kinds by the beginning of the names of transformers' processors and image processors."""
 
 
+ABSENT = ("Gemma4Unified", "Llama4")
+"""Beginnings of the names of processors that transformers has only for torchvision."""
+
+
 def image_processor(settings: ImageSettings) -> ImageProcessor:
     """Return the processor of its kind."""
     return KINDS[settings.kind](settings)
@@ -464,6 +468,8 @@ def load_image_settings(
     names = [str(processor.get("image_processor_type", "")), str(whole.get("processor_class", ""))]
     names += [str(processor.get("processor_class", ""))]
     kind = next((KIND_OF[start] for name in names for start in KIND_OF if name.startswith(start)), None)
+    if any(name.startswith(ABSENT) for name in names):
+        kind = None
     if not processor:
         raise UserError(
             f"{model_dir} has no {PREPROCESSOR}, which says how the model takes pictures",
