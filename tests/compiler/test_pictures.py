@@ -1,0 +1,111 @@
+"""What a recipe with pictures adds to a program, its artifact and its estimates, for Gemma 3 4B."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.lower import lower
+from recipec.compiler.lowering.pictures import row_patches, row_pictures
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.roofline import server_memory
+from recipec.compiler.roofline.step_estimate import need, picture_bytes
+from recipec.compiler.roofline.training_step import model_flops, state_bytes, tower_flops
+from recipec.spec.load import load
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = ROOT / "recipes" / "gemma3-12b-v5e8.yaml"
+SETS = (
+    "model.id=google/gemma-3-4b-it",
+    "model.attention=auto",
+    "data.format=chat",
+    "serve.accelerator=v5e-1",
+)
+SETS += ("serve.tensor_parallel_size=1", "data.fields={}")
+TOWER = 27 * (4 * 1152**2 + 2 * 1152 * 4304) + 588 * 1152 + 1152 * 2560
+"""Numbers of SigLIP's matrices, with the projector's."""
+TABLE = 4096 * 1152
+"""Numbers of its table of positions, which is whole on each device."""
+
+
+@functools.cache
+def program(*sets: str) -> Program:
+    lowered = lower(load(BASE, [*SETS, *sets]), planning=True)
+    assert lowered.program is not None, lowered.diagnostics
+    return lowered.program
+
+
+def artifact(*sets: str) -> dict[str, str]:
+    """Return the texts of an artifact's files."""
+    files = emit(program(*sets)).items()
+    return {path: text.decode() if isinstance(text, bytes) else text for path, text in files}
+
+
+def test_the_tower_is_part_of_the_program_only_with_pictures_and_never_trained() -> None:
+    seeing, blind = program("data.images={}"), program()
+    tower = [parameter for parameter in seeing.parameters if parameter.path.startswith("vision.")]
+    assert sum(math.prod(parameter.shape) for parameter in tower) == pytest.approx(TOWER, rel=0.02)
+    assert not any(parameter.trainable for parameter in tower)
+    assert seeing.parameters[: len(blind.parameters)] == blind.parameters
+    assert len(seeing.parameters) == len(blind.parameters) + len(tower)
+    assert seeing.trainable_parameters == blind.trainable_parameters
+    assert (seeing.recipe.model.attention, blind.recipe.model.attention) == ("dot", "splash")
+    assert blind.architecture.vision is None
+    full = program("lora=null", "merge.adapter=false", "data.images={}")
+    assert full.trainable_parameters == blind.base_parameters
+
+
+def test_an_axis_that_does_not_divide_the_tower_does_not_split_it() -> None:
+    """Check 32 devices: they divide the 1,152 features, but not the 4,304 within a feed-forward block."""
+    sets = ("mesh.accelerator=v5e-32", "mesh.axes={fsdp: 32, tp: 1}", "train.global_batch_size=32")
+    parameters = program(*sets, "data.images={}").parameters
+    specs = {parameter.path: parameter.spec for parameter in parameters}
+    assert specs["vision.layers.0.mlp.fc1.kernel"] == ("fsdp", "tp")
+    assert specs["vision.layers.0.mlp.fc2.kernel"] == ("tp", "fsdp")
+    sets = ("mesh.accelerator=v5e-32", "mesh.axes={fsdp: 1, tp: 32}", "train.global_batch_size=32")
+    lowered = lower(load(BASE, [*SETS, *sets, "data.images={}"]))
+    assert not any("vision." in diagnostic.message for diagnostic in lowered.diagnostics)
+
+
+@pytest.mark.parametrize(("images", "pictures"), [("{}", 4), ("{per_row: 7}", 7)])
+def test_a_row_has_room_for_half_of_its_tokens_or_for_the_recipe_s_number(images: str, pictures: int) -> None:
+    one = program(f"data.images={images}")
+    assert row_pictures(one) == pictures
+    assert row_patches(one) == 4096 * pictures
+    assert picture_bytes(one) == 4 * 4096 * pictures * 588
+
+
+def test_estimates_count_the_tower_by_patches() -> None:
+    seeing, blind = program("data.images={}"), program("model.attention=dot")
+    rows, patches = 8, 4 * 4096
+    pairs = 2 * 27 * 1152 * 4096
+    assert tower_flops(seeing) == pytest.approx(2 * rows * patches * (TOWER + pairs), rel=0.01)
+    tokens = rows * 2048
+    assert model_flops(seeing, tokens) == pytest.approx(model_flops(blind, tokens) + tower_flops(seeing))
+    assert state_bytes(seeing) - state_bytes(blind) == pytest.approx(2 * (TOWER / 8 + TABLE), rel=0.03)
+    assert need(seeing).total > need(blind).total
+    weights = {weight.name: weight.bytes for weight in server_memory.weights(seeing)}
+    assert weights[server_memory.VISION] == pytest.approx(2 * TOWER, rel=0.02)
+    assert sum(weights.values()) - weights[server_memory.VISION] == pytest.approx(
+        sum(weight.bytes for weight in server_memory.weights(blind)), rel=1e-6
+    )
+
+
+def test_the_artifact_says_what_its_scripts_need_of_pictures() -> None:
+    files = artifact("data.images={}")
+    lock = json.loads(files["recipe.lock.json"])
+    assert lock["model"]["architecture"]["vision"]["patches"] == 4096
+    assert "--picture" in files["serve/smoke.sh"]
+    shapes = json.loads(files["probe_models.json"])
+    assert shapes["patches"] == 4 * 4096
+    assert all(depth["config"]["vision_config"]["image_size"] == 896 for depth in shapes["depths"])
+    blind = artifact()
+    assert "vision" not in json.loads(blind["recipe.lock.json"])["model"]["architecture"]
+    assert "--picture" not in blind["serve/smoke.sh"] and "patches" not in json.loads(
+        blind["probe_models.json"]
+    )
