@@ -426,7 +426,7 @@ def modules(model: Model) -> list[Module]:
 
 def is_multimodal(model: Model) -> bool:
     """Return whether transformers loads the checkpoint with a vision tower and a language model."""
-    return "text_config" in model.config
+    return "text_config" in model.config or "vision_config" in model.multimodal
 
 
 def prefix_of(model: Model) -> str:
