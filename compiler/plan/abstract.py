@@ -29,16 +29,19 @@ from recipec.compiler.miniature.fewer_layers import with_layers
 from recipec.compiler.plan.depth import renumbered, shortened
 from recipec.compiler.plan.results import Compiled
 from recipec.compiler.python_text import source
+from recipec.runtime.model.decode import jit_generate
 from recipec.runtime.model.families.base import parameter_path
 from recipec.runtime.model.families.transformers import TransformersArchitecture
 from recipec.runtime.model.loading import Built, abstract_model
-from recipec.runtime.model.partition_rules import row_axes
+from recipec.runtime.model.partition_rules import row_axes, rows_at_once
 from recipec.runtime.model.quantize import Layout
 from recipec.runtime.model.sharding import named
 from recipec.runtime.settings import RunSettings
 from recipec.runtime.training import optimizers
 from recipec.runtime.training.objective_losses import micro_batch_loss
 from recipec.runtime.training.objectives import OBJECTIVES, ROW, TOKEN, further_arrays, keeps_copy
+from recipec.runtime.training.rollout_layout import RolloutLayout
+from recipec.runtime.training.rollouts import generation_of
 from recipec.runtime.training.step import Step, fit_shardings, shardings_of, trained_type, update_rule
 
 SCHEDULED_STEPS = 1000
@@ -119,6 +122,52 @@ def _tunix(
     if built.teacher is not None:
         reference = placed_base(step.base[1], built.teacher.quantized, mesh)
     return step, (trained, state), (placed_base(step.base[0], built.quantized, mesh), reference)
+
+
+def abstract_generation(
+    program: Program, layers: Sequence[int], settings: RunSettings, mesh: Mesh
+) -> tuple[Any, tuple[Any, Any, Any], Mesh, Compiled]:
+    """Build the program that generates a run's completions, with some of the model's layers.
+
+    Args:
+        layers, settings, mesh: as for `abstract_step`; the mesh is the training step's.
+
+    Returns:
+        The function to lower, its arguments, the mesh to lower it in, and the bytes of the arguments.
+    """
+    grpo, rollout = settings.train.grpo, program.recipe.rollout
+    assert grpo is not None
+    lora, axes = renumbered(settings.lora, layers), dict(rollout.axes or mesh.shape)
+    built = abstract_model(
+        program.family,
+        shortened(program.architecture, layers),
+        settings.model,
+        lora,
+        dict(mesh.shape),
+        settings.rules,
+    )
+    layout = RolloutLayout(built, mesh, axes, settings.rules)
+    graph, trained, base = nnx.split(built.model, trained_type(built), ...)
+    trained, base = (placed(tree, layout.shardings(tree)) for tree in (trained, base))
+    run = jit_generate(
+        built.forward,
+        lambda trained, base: nnx.merge(graph, trained, base),
+        layout.mesh,
+        generation_of(grpo, [0]),
+    )
+    count = rows_at_once(settings.train.global_batch_size, rollout.rows, axes)
+    rows = NamedSharding(layout.mesh, PartitionSpec(row_axes(count, axes)))
+    ids = jax.ShapeDtypeStruct((count, grpo.max_prompt_length), jnp.int32, sharding=rows)
+    salts = jax.ShapeDtypeStruct((count,), jnp.uint32, sharding=rows)
+    prompts = {"tokens": ids, "segment_ids": ids, "salts": salts}
+    sizes = Compiled(
+        layers=len(layers),
+        weights=device_bytes(base) + (device_bytes(trained) if lora is None else 0),
+        adapters=0.0 if lora is None else device_bytes(trained),
+        optimizer=0.0,
+        batch=device_bytes(prompts),
+    )
+    return run, (trained, base, prompts), layout.mesh, sizes
 
 
 def _teacher(program: Program, settings: RunSettings, mesh: Mesh) -> Built | None:

@@ -44,9 +44,16 @@ def name(program: Program, job: Job) -> str:
     # train.py's model is built from the architecture; transformers' is built from all of config.json.
     config = program.config if job.backend is Backend.TORCHAX else None
     outer = os.environ.get(FLAGS, "")
+    further = (_rollout(program),) if job.generates else ()
     return store.key(
-        step(program), config, job.layers, job.scheduled, job.backend, packages, sources(), outer
+        step(program), config, job.layers, job.scheduled, job.backend, packages, sources(), outer, *further
     )
+
+
+def _rollout(program: Program) -> list[Any]:
+    """Return what else the program that generates completions depends on."""
+    recipe = program.recipe
+    return [recipe.rollout.model_dump(mode="json"), recipe.train.global_batch_size]
 
 
 def step(program: Program) -> dict[str, Any]:

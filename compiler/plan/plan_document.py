@@ -362,20 +362,16 @@ def _generation(plan: Plan) -> Iterator[Section]:
 def _rollout_sentences(rolled: Generation) -> Iterator[str]:
     """Yield sentences on how completions are generated, and on what that costs."""
     decode = rolled.decode
-    limit = "links" if decode.link_seconds > decode.memory_seconds else "memory"
     moves = [f"reads {moved(decode.weights)} of weights", f"{moved(decode.cache)} of keys and values"]
     if decode.gathered:
         moves.append(f"gathers {moved(decode.gathered)} of weights")
     if decode.summed:
-        moves.append(f"sums {moved(decode.summed)} with other devices")
+        moves.append(f"exchanges {moved(decode.summed)} of activations with other devices")
     yield (
         f"{plural(rolled.completions, 'completion')} of {plural(rolled.prompts, 'prompt')} are generated on "
         f"{mesh_axes(rolled.axes)}, {number(rolled.rows)} at once."
     )
-    yield (
-        f"An estimate from shapes, not compiled or measured: a pass of one token takes {ms(decode.seconds)}, "
-        f"mostly for the {limit}. A device {listing(moves)}."
-    )
+    yield f"{_pass_time(rolled)} A device {listing(moves)}."
     yield (
         f"The loop ends with its longest completion. {number(rolled.passes)} passes a round are the most, so "
         "the time of tokens is an upper bound."
@@ -385,8 +381,25 @@ def _rollout_sentences(rolled: Generation) -> Iterator[str]:
         better = way if rolled.alternative else "no layout that gathers fewer fits the memory"
         yield (
             f"fsdp gathers {moved(decode.gathered)} of weights for every token, in "
-            f"{ms(decode.link_seconds)}: {better}."
+            f"{ms(decode.link_seconds if decode.compiled is None else decode.waits)}: {better}."
         )
+
+
+def _pass_time(rolled: Generation) -> str:
+    """Say how long a pass of one token takes, and where the figure comes from."""
+    decode = rolled.decode
+    if decode.compiled is None or rolled.estimated is None:
+        limit = "links" if decode.link_seconds > decode.memory_seconds else "memory"
+        return (
+            f"An estimate from shapes, not compiled or measured: a pass of one token takes "
+            f"{ms(decode.seconds)}, mostly for the {limit}."
+        )
+    layers = listing([str(count) for count in rolled.compiled_layers])
+    return (
+        f"Compiled by libtpu from {layers} layers, not measured: a pass of one token takes "
+        f"{ms(decode.seconds)}, of which it waits {ms(decode.waits)}. By shapes it would take "
+        f"{ms(rolled.estimated.decode.seconds)}."
+    )
 
 
 def _axes(axes: dict[str, int]) -> str:
@@ -415,7 +428,7 @@ def _too_large(plan: Plan) -> Iterator[tuple[str, str]]:
     if rolled is not None and rolled.need.total > available:
         yield (
             "Its rollout does not fit.",
-            f"While it generates, a device would need {gib(rolled.need.total)} of HBM by calculation, and "
+            f"While it generates, a device would need {gib(rolled.need.total)} of HBM, and "
             f"has {capacity(available)}: set rollout.rows to fewer than {number(rolled.rows)}.",
         )
 

@@ -23,6 +23,8 @@ from recipec.compiler.plan.results import PLAN, SEARCH, Estimate, Plan, RunLengt
 from recipec.compiler.plan.search import SearchOptions, search
 from recipec.compiler.roofline.server_estimate import plan_serving, too_small
 from recipec.compiler.roofline.server_results import SERVING_PLAN, ServingPlan
+from recipec.compiler.wording import listing
+from recipec.runtime.model.partition_rules import data_parallel
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, render_json
 from recipec.spec.load import load, locate
@@ -111,7 +113,7 @@ def run(
             planned, notes=(*planned.notes, other_mesh(program, planned, asked.sets, asked.exact))
         )
     diagnostics = [*diagnosed(program, (asked.backend,)), *_fit(program, asked, planned.estimate, progress)]
-    diagnostics += check_budget(program, planned)
+    diagnostics += [*_rollout(program, planned), *check_budget(program, planned)]
     tried = None
     if asked.search:
         per_row = counted.tokens_per_row if isinstance(counted, Statistics) else None
@@ -145,6 +147,41 @@ def _fit(
 
     way_out = fit.find(program, fits, overrides=asked.sets, estimate=estimate, backend=asked.backend)
     return [fit.diagnostic(program, estimate, way_out)]
+
+
+E1009 = Code(
+    "E1009",
+    "completions do not fit",
+    cause="While it generates completions, a device holds the training state, the weights of the rollout, "
+    "the keys and values of all rows that are generated at once, and what a pass works on. Together they "
+    "are more than each device has.",
+    cure="Set `rollout.rows` to fewer completions at once, or use another `rollout.axes`.",
+)
+
+
+def _rollout(program: Program, plan: Plan) -> Iterator[Diagnostic]:
+    """Yield the diagnostic of a rollout that does not fit, with rows that would fit if any do."""
+    rolled, available = plan.generation, plan.estimate.memory.available
+    if rolled is None or rolled.need.total <= available:
+        return
+    need, parts = rolled.need, data_parallel(rolled.axes)
+    kept = [
+        (need.state, "of training state"),
+        (need.weights, "of weights in the layout of the rollout"),
+        (need.cache, f"of keys and values of {rolled.rows:,} rows"),
+        (need.work, "of logits, prompts and code"),
+    ]
+    room = available - need.state - need.weights
+    fitting = int(rolled.rows * room / (need.cache + need.work)) // parts * parts
+    help = f"rollout: {{rows: {fitting}}}" if fitting > 0 else "rollout: {axes: AXES} with a larger tp"
+    yield Diagnostic(
+        E1009,
+        f"generating completions needs {gib_number(need.total)} GiB of each device's memory, and a device of "
+        f"{program.accelerator.name} has {gib_number(available)} GiB: "
+        f"{listing([f'{gib_number(size)} GiB {what}' for size, what in kept if size])}",
+        "rollout.rows",
+        help,
+    )
 
 
 def other_mesh(program: Program, plan: Plan, sets: Sequence[str], exact: bool) -> str:

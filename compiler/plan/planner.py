@@ -20,7 +20,17 @@ from recipec.compiler.plan import calibration, identity, rates
 from recipec.compiler.plan.depth import Part, Parts, parts
 from recipec.compiler.plan.first_estimate import foretold, foretold_time, widened
 from recipec.compiler.plan.pool import Progress, cached, compile_jobs
-from recipec.compiler.plan.results import Compiled, Estimate, Failed, Job, Placement, Plan, Timeline
+from recipec.compiler.plan.results import (
+    Compiled,
+    Estimate,
+    Failed,
+    Generation,
+    Job,
+    Placement,
+    Plan,
+    Timeline,
+)
+from recipec.compiler.plan.rollout_compiled import compiled_generation, rollout_parts
 from recipec.compiler.plan.rollout_estimate import generation
 from recipec.compiler.plan.run_hours import planned_length
 from recipec.compiler.plan.schedule import priced
@@ -162,28 +172,34 @@ def plan(
     """
     start = time.monotonic()
     check_target(program, backend)
-    compiles = parts(program, exact)
+    compiles, rolled = parts(program, exact), rollout_parts(program, backend)
     first = () if on_first is None or _kept(program, sets, compiles.whole, backend) else compiles.first
     every = list(dict.fromkeys((*first, *compiles.refined)))
     results: dict[Part, Compiled] = {}
+    rollouts: dict[Part, Compiled] = {}
     fresh: list[Part] = []
     estimates: list[Estimate] = []
 
     def planned(estimated: Estimate) -> Plan:
         seconds = time.monotonic() - start
-        return _plan(program, estimated, data, backend, cached=not fresh, seconds=seconds)
+        generates = generation(program)
+        if generates is not None and rolled and len(rollouts) == len(rolled):
+            generates = compiled_generation(program, generates, rollouts, estimated.memory)
+        return _plan(program, estimated, data, backend, generates, cached=not fresh, seconds=seconds)
 
     def on_done(index: int, result: Compiled | Failed, from_cache: bool) -> None:
         if isinstance(result, Failed):
             return
-        results[every[index]] = result
+        part = (*every, *rolled)[index]
+        (results if index < len(every) else rollouts)[part] = result
         if not from_cache:
-            fresh.append(every[index])
+            fresh.append(part)
         if on_first and first and not estimates and all(part in results for part in first):
             estimates.append(first_estimate(program, compiles, [results[part] for part in first]))
             on_first(planned(estimates[0]))
 
     jobs = [job(program, sets, part, backend) for part in every]
+    jobs += [job(program, sets, part, backend, generates=True) for part in rolled]
     compiled_or_raise(compile_jobs(jobs, progress, on_done=on_done, urgent=len(first)))
     final = planned(estimate(program, [results[part] for part in compiles.refined]))
     return replace(
@@ -196,10 +212,10 @@ def _plan(
     estimated: Estimate,
     data: Statistics | Unavailable | None,
     backend: Backend,
+    rolled: Generation | None,
     **of_compiles: Any,
 ) -> Plan:
     a, recipe = program.accelerator, program.recipe
-    rolled = generation(program)
     return Plan(
         recipe=program.name,
         model=recipe.model.id,
@@ -277,10 +293,15 @@ def estimate_of(
 
 
 def job(
-    program: Program, sets: Sequence[str], part: Part, backend: Backend = Backend.TUNIX
+    program: Program,
+    sets: Sequence[str],
+    part: Part,
+    backend: Backend = Backend.TUNIX,
+    generates: bool = False,
 ) -> tuple[Program, Job]:
-    """Return the job of one compile of a program."""
-    return program, Job(Path(program.source).resolve(), tuple(sets), part.layers, backend, part.scheduled)
+    """Return the job of one compile: of a program's step, or of its program that generates completions."""
+    source = Path(program.source).resolve()
+    return program, Job(source, tuple(sets), part.layers, backend, part.scheduled, generates)
 
 
 def settings(program: Program) -> dict[str, str]:

@@ -328,9 +328,12 @@ class Pass:
         weights: bytes of weights that it reads from its own memory.
         gathered: bytes of weights that it gathers from other devices.
         cache: bytes of keys and values that it reads, or writes for prompts.
-        summed: bytes of activations that all-reduces sum.
+        summed: bytes of activations that all-reduces sum, and of a compiled pass those of all collectives
+            that do not gather weights.
         flops: of matrix products and attention.
-        memory_seconds, compute_seconds, link_seconds: the time of each alone.
+        memory_seconds, compute_seconds, link_seconds: the time of each alone, by calculation.
+        compiled: seconds of the compiled pass; None where it was not compiled.
+        waits: the part of `compiled` in which the device waits for transfers.
     """
 
     weights: float
@@ -341,15 +344,21 @@ class Pass:
     memory_seconds: float
     compute_seconds: float
     link_seconds: float
+    compiled: float | None = None
+    waits: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """Return the estimate: links wait for the rest."""
+        """Return the time of the compiled pass, or the estimate, in which links wait for the rest."""
+        if self.compiled is not None:
+            return self.compiled
         return max(self.memory_seconds, self.compute_seconds) + self.link_seconds
 
     @property
     def bound(self) -> float:
         """Return the time if everything overlaps."""
+        if self.compiled is not None:
+            return self.compiled - self.waits
         return max(self.memory_seconds, self.compute_seconds, self.link_seconds)
 
 
@@ -369,6 +378,10 @@ class Generation:
         compares: whether a step also runs the reference, the model before training.
         forward_share: FLOPs of a forward pass over those of a step.
         alternative: the layout that gathers fewer weights and fits the memory; empty if this is the best.
+        compiled_layers: layers of the compiles from which passes and memory were taken; () for estimates from
+            shapes.
+        collectives: of a compiled pass of one token.
+        estimated: the same estimated from shapes; None if this is the estimate.
     """
 
     axes: dict[str, int]
@@ -386,6 +399,9 @@ class Generation:
     compares: bool
     forward_share: float
     alternative: dict[str, int]
+    compiled_layers: tuple[int, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    estimated: Generation | None = None
 
     def parts(self, update: float) -> dict[str, float]:
         """Return the seconds of an optimizer step by part.
@@ -573,6 +589,7 @@ class Job:
         layers: indices of the model's layers that are compiled, in ascending order.
         backend: the backend whose step is compiled: train.py's, or train_torchax.py's.
         scheduled: whether the compile stops after the schedule, before code is generated.
+        generates: whether the program that generates completions is compiled, instead of the step.
     """
 
     __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
@@ -582,6 +599,7 @@ class Job:
     layers: tuple[int, ...]
     backend: Backend = Backend.TUNIX
     scheduled: bool = False
+    generates: bool = False
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def _weights(program: Program, axes: Mapping[str, int], tokens: float) -> tuple[
         tokens: that it computes, spread evenly over the experts.
     """
     recipe, family, architecture = program.recipe, program.family, program.architecture
-    parameters = resolve_specs(arrays(family, architecture), (), axes, "replicate")
+    parameters = resolve_specs(arrays(family, architecture), program.rules, axes, "replicate")
     quantized, size = STORED[recipe.model.quantization], BYTES[recipe.model.dtype]
     linear = matrices(family, architecture, parameters)
     tied = not any(parameter.path == "lm_head.w" for parameter in parameters)

@@ -65,13 +65,13 @@ class Work:
         products: seconds of operations with matrix products.
         memory: seconds of other operations, which HBM or the vector unit limits.
         kernels: seconds of custom kernels.
-        operations: operations without a known time: (number, how often it runs).
+        operations: operations without a known time: (number, how often it runs; on average, in a branch).
     """
 
     products: float = 0.0
     memory: float = 0.0
     kernels: float = 0.0
-    operations: tuple[tuple[int, int], ...] = ()
+    operations: tuple[tuple[int, float], ...] = ()
 
     def __add__(self, other: Work) -> Work:
         operations = self.operations or other.operations
@@ -128,10 +128,11 @@ class Exposed:
 
 @dataclass(frozen=True)
 class Loop:
-    """Steps that are run `times` times."""
+    """Steps that are run `times` times. If the text gives no number, `counted` is False and `times` is 1."""
 
     times: int
     body: tuple[Step, ...]
+    counted: bool = True
 
 
 Step = Work | Start | Wait | Exposed | Loop
@@ -236,7 +237,7 @@ def priced(schedule: Schedule, by: Prices) -> Schedule:
         out: list[Step] = []
         for step in steps:
             if isinstance(step, Loop):
-                out.append(Loop(step.times, of(step.body, times * step.times)))
+                out.append(replace(step, body=of(step.body, times * step.times)))
             elif isinstance(step, Work):
                 products, memory = step.products, step.memory
                 for number, count in step.operations:
@@ -265,3 +266,12 @@ def priced(schedule: Schedule, by: Prices) -> Schedule:
         worked=tuple(Worked(*kind, *spent) for kind, spent in worked.items()),
         costed=costed / core if core else 1.0,
     )
+
+
+def with_turns(schedule: Schedule, turns: int) -> Schedule:
+    """Return a schedule whose outermost loops without a known number of turns have `turns` turns."""
+    steps = (
+        replace(step, times=turns) if isinstance(step, Loop) and not step.counted else step
+        for step in schedule.steps
+    )
+    return replace(schedule, steps=tuple(steps))

@@ -33,7 +33,7 @@ def memory(program: Program, compiled: Sequence[Compiled]) -> Memory:
         batch=whole.batch,
         padding=max(0.0, whole.arguments - by_shape),
         temporaries=whole.temporaries,
-        code=_code(whole, few),
+        code=code_bytes(whole, few),
         available=program.accelerator.hbm_bytes_per_device,
         rollout=kept_bytes(program),
     )
@@ -68,7 +68,7 @@ def with_refusal(compiled: Compiled) -> Compiled:
     return replace(compiled, arguments=arguments, temporaries=rest, largest=refused.largest)
 
 
-def _code(whole: Compiled, few: Compiled) -> float:
+def code_bytes(whole: Compiled, few: Compiled) -> float:
     """Estimate the bytes of all layers' code, from the bytes per instruction of the few compiled layers.
 
     docs/benchmarks.md compares it with the code of all layers compiled to the end.

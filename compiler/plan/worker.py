@@ -1,5 +1,5 @@
 """Compile one job for its TPU from shapes alone: the training step of a recipe's train.py, or of another
-backend's script.
+backend's script, or the program that generates completions.
 
     python -m recipec.compiler.plan.worker PARENT < JOB.json
 
@@ -99,17 +99,22 @@ def compile_step(job: Job) -> Compiled | Failed:
 def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     import jax
 
-    from recipec.compiler.plan.abstract import abstract_step, places
+    from recipec.compiler.plan.abstract import abstract_generation, abstract_step, places
     from recipec.runtime.model import sharding
 
     settings = run_settings(program)
     mesh = sharding.arrange(settings.mesh.axes, devices)
     start = time.monotonic()
-    with mesh:
-        abstract = abstract_step(program, job.layers, settings, mesh, job.backend)
-        lowered = abstract.step.jit().lower(*abstract.arguments)
+    if job.generates:
+        run, arguments, mesh, sizes = abstract_generation(program, job.layers, settings, mesh)
+        with mesh:
+            lowered = run.lower(*arguments)
+    else:
+        with mesh:
+            abstract = abstract_step(program, job.layers, settings, mesh, job.backend)
+            lowered, sizes = abstract.step.jit().lower(*abstract.arguments), abstract.sizes
     traced = time.monotonic()
-    measured = replace(abstract.sizes, trace_seconds=traced - start)
+    measured = replace(sizes, trace_seconds=traced - start)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         try:
             text, assigned, code = _compiled(lowered, Path(folder), job.scheduled)
@@ -119,12 +124,12 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
             if refused is None:
                 return _refused(error)
             return replace(measured, compile_seconds=time.monotonic() - traced, out_of_memory=refused)
-    accelerator, axes = program.accelerator, program.recipe.mesh.axes
+    accelerator, axes = program.accelerator, dict(mesh.shape)
     torus = Torus.of(accelerator, places(mesh.devices.flat, accelerator.slices))
     times = KernelSeconds(accelerator, 1 / axes.get("ep", 1))
     flops, moved = costs(module)
     published = rates.published(accelerator, times.seconds)
-    steps, prices = schedule(module, published, axes, torus, accelerator.slices)
+    steps, prices = schedule(module, published, axes, torus, accelerator.slices, job.generates)
     return replace(
         measured,
         arguments=assigned.arguments,

@@ -90,7 +90,7 @@ def kept_bytes(program: Program) -> float:
 def weights_bytes(program: Program, axes: Mapping[str, int]) -> float:
     """Return the bytes of the model's weights on one device of a layout."""
     recipe, family, architecture = program.recipe, program.family, program.architecture
-    parameters = resolve_specs(arrays(family, architecture), (), axes, "replicate")
+    parameters = resolve_specs(arrays(family, architecture), program.rules, axes, "replicate")
     quantized, size = STORED[recipe.model.quantization], BYTES[recipe.model.dtype]
     linear = matrices(family, architecture, parameters)
     total = 0.0
@@ -155,6 +155,8 @@ def with_layout(program: Program) -> Program:
     recipe = program.recipe
     axes = recipe.mesh.axes
     split = axes.get("fsdp", 1) * axes.get("cp", 1)
+    if not any("fsdp" in parameter.spec for parameter in program.parameters):
+        split = 1  # by the recipe's rules, each device has all weights
     fixed = recipe.train.grpo is None or recipe.rollout.axes is not None or recipe.rollout.engine == "vllm"
     if fixed or program.accelerator.platform != "tpu" or split == 1:
         return program

@@ -47,6 +47,17 @@ def main() -> None:
         return
     # 2 seconds outside of the layers, and 0.5 in each layer.
     figure = 2.0 + 0.5 * layers
+    steps: list[dict[str, Any]] = [{"products": figure}]
+    transfers = []
+    if job["generates"]:
+        # 1 ms for each layer in a pass of a loop, and as much for the prompts; fsdp gathers 400 MB of it.
+        one = {"products": 0.001 * layers}
+        body = [one]
+        if "rollout.axes={fsdp: 8}" in job["sets"]:
+            gather = {"kind": "all-gather", "name": "", "axes": ["fsdp"], "over_dcn": False, "along": ["0"]}
+            transfers = [{**gather, "bytes": 4e8 * layers, "seconds": 0.002 * layers}]
+            body.append({"transfer": 0})
+        steps = [one, {"times": 1, "body": body, "counted": False}]
     give(
         layers=layers,
         weights=figure,
@@ -58,7 +69,7 @@ def main() -> None:
         code=1.0,
         flops=figure,
         bytes=figure,
-        schedule={"steps": [{"products": figure}]},
+        schedule={"steps": steps, "transfers": transfers},
         compile_seconds=1.0,
     )
 

@@ -122,17 +122,36 @@ def plan(*arguments: Any) -> Any:
 def test_plan_counts_generation(file: Path) -> None:
     """A fake step takes 2 s and 0.5 s for each layer."""
     out = json.loads(plan(file, "--json").stdout)["plan"]
-    found, run = rolled(file), out["run"]
+    found, run = out["generation"], out["run"]
     update = 20 * run["micro_batches"]
     assert out["estimate"]["seconds"] == pytest.approx(20)
-    assert run["hours"] == pytest.approx(100 * (update + found.seconds) / 3600)
-    assert out["generation"]["axes"] == {"fsdp": 1, "tp": 8}
+    # 36 layers take 36 ms for the prompts, and in each of 1,023 passes of a token.
+    assert found["decode"]["compiled"] == pytest.approx(0.036)
+    assert found["prefill"]["compiled"] == pytest.approx(0.036)
+    assert run["hours"] == pytest.approx(100 * (update + 1024 * 0.036 + found["handing_seconds"]) / 3600)
+    assert found["axes"] == {"fsdp": 1, "tp": 8} and found["compiled_layers"] == [2, 4, 8]
+    assert found["estimated"]["decode"]["weights"] == rolled(file).decode.weights
     # The second copy of the frozen weights stays while the step runs.
     assert out["estimate"]["memory"]["rollout"] == 8_190_735_360 * 2 / 8
     words = " ".join(plan(file).stdout.replace("\xa0", " ").split())
     assert "512 completions of 64 prompts are generated on fsdp 1 x tp 8, 512 at once." in words
-    assert "An estimate from shapes, not compiled or measured" in words and "upper bound" in words
+    assert "Compiled by libtpu from 2, 4 and 8 layers, not measured: a pass of one token takes 36" in words
+    assert "upper bound" in words
     assert "a thousand prompts take" in words and "gathers" not in words
     slow = " ".join(plan(file, "--set", "rollout.axes={fsdp: 8}").stdout.replace("\xa0", " ").split())
-    assert "fsdp gathers 15.2 GB of weights for every token" in slow
+    assert "a pass of one token takes 108 ms, of which it waits 72" in slow
+    assert "fsdp gathers 14.4 GB of weights for every token, in 72" in slow
     assert "`rollout: {axes: {fsdp: 1, tp: 8}}` gathers fewer" in slow
+
+
+@pytest.mark.usefixtures("told")
+def test_completions_that_do_not_fit_are_an_error(file: Path) -> None:
+    """4,096 rows have 90 GiB of keys and values on a device. The help has rows that fit."""
+    wide = ("--set", "train.global_batch_size=4096", "--set")
+    out = plan(file, *wide, "rollout.axes={tp: 8}")
+    words = " ".join(out.stderr.replace("\xa0", " ").split())
+    assert out.exit_code == 1 and "error[E1009]: generating completions needs" in words
+    assert "90.00 GiB of keys and values of 4,096 rows" in words
+    rows = int(words.partition("rollout: {rows: ")[2].partition("}")[0])
+    again = plan(file, *wide, f"rollout={{axes: {{tp: 8}}, rows: {rows}}}")
+    assert "E1009" not in again.stderr and 1024 < rows < 4096

@@ -11,7 +11,17 @@ from recipec.compiler.plan.hlo.costs import collectives
 from recipec.compiler.plan.hlo.parse import Array
 from recipec.compiler.plan.hlo.read_schedule import Rates, schedule
 from recipec.compiler.plan.results import COPIES
-from recipec.compiler.plan.schedule import Exposed, Loop, Schedule, Start, Transfer, Wait, Work, priced
+from recipec.compiler.plan.schedule import (
+    Exposed,
+    Loop,
+    Schedule,
+    Start,
+    Transfer,
+    Wait,
+    Work,
+    priced,
+    with_turns,
+)
 from recipec.compiler.plan.timeline import Reached, timeline
 from recipec.compiler.plan.torus import Torus
 from tests.plan.hlo_text import OVERLAPPED, OVERLAPPED_ENTRY, module
@@ -39,11 +49,16 @@ def unknown(name: str, operands: Sequence[Array], results: Sequence[Array]) -> f
 
 
 def read(
-    entry: str, *computations: str, axes: Mapping[str, int] = AXES, slices: int = 1, kernel: Kernel = unknown
+    entry: str,
+    *computations: str,
+    axes: Mapping[str, int] = AXES,
+    slices: int = 1,
+    kernel: Kernel = unknown,
+    even: bool = False,
 ) -> Schedule:
     """Read a schedule, and check that its collectives are those of the module."""
     rates, read = Rates(CLOCK, FLOPS, HBM, HOST, kernel), module(entry, *computations)
-    found = priced(*schedule(read, rates, axes, ROW, slices))
+    found = priced(*schedule(read, rates, axes, ROW, slices, even))
     moved: Counter[tuple[object, ...]] = Counter()
     for one in timeline(found, Reached()).transfers:
         if one.kind not in COPIES:
@@ -235,6 +250,24 @@ def test_conditional_takes_longest_branch_and_call_takes_all_its_work() -> None:
         %c = {PART} conditional(%i, %a, %a), branch_computations={{%short, %long}}
         ROOT %d = {PART} call(%c), to_apply=%long"""
     assert read(entry, long, short).steps == (Work(memory=22 / CLOCK),)
+    # If both branches run equally often, the conditional takes half of the long one's time.
+    (mean,) = read(entry, long, short, even=True).steps
+    assert isinstance(mean, Work) and mean.memory == pytest.approx((5.5 + 11) / CLOCK)
+
+
+def test_loop_of_unknown_turns_gets_turns_later() -> None:
+    body = f"""body
+        %p = {CARRIED} parameter(0)
+        %w = {PART} get-tuple-element(%p), index=1
+        %m = {PART} negate(%w), {cycles(100)}
+        ROOT %t = {CARRIED} tuple(%p, %m)"""
+    entry = f"""%p = {CARRIED} parameter(0)
+        %l = {CARRIED} while(%p), condition=%c, body=%body
+        %w = {PART} get-tuple-element(%l), index=1"""
+    once = read(entry, body)
+    assert once.uncounted_loops == 1
+    for turns in (1, 2, 7):
+        assert timeline(with_turns(once, turns), Reached()).seconds == pytest.approx(turns * 100 / CLOCK)
 
 
 IN_VMEM = "f32[64,256]{1,0:T(8,128)S(1)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from recipec.compiler.plan.hlo.costs import (
     IN_PARTS,
@@ -79,15 +79,22 @@ class Rates:
 
 
 def schedule(
-    module: Module, rates: Rates, axes: Mapping[str, int], torus: Torus, slices: int = 1
+    module: Module,
+    rates: Rates,
+    axes: Mapping[str, int],
+    torus: Torus,
+    slices: int = 1,
+    even: bool = False,
 ) -> tuple[Schedule, Prices]:
     """Reduce a module to its schedule, and to the prices of its operations, where the text has cycles.
 
     Args:
         axes: the sizes of the mesh's axes in order, including the axis of slices.
         torus: the devices of a slice, in the order of the mesh.
+        even: whether the branches of a conditional run equally often, so that their mean counts. Otherwise
+            the longest one counts.
     """
-    return _ScheduleReader(module, rates, axes, torus, slices).read()
+    return _ScheduleReader(module, rates, axes, torus, slices, even).read()
 
 
 @dataclass
@@ -97,6 +104,7 @@ class _ScheduleReader:
     axes: Mapping[str, int]
     torus: Torus
     slices: int
+    even: bool = False
     transfers: dict[Transfer, int] = field(default_factory=dict)
     channels: dict[str, int] = field(default_factory=dict)
     marks: int = 0
@@ -138,7 +146,9 @@ class _ScheduleReader:
             self.uncounted += body is None
             count = self.module.trip_counts[body] if body else 1
             inner = [step for name in calls for step in self._steps(name)]
-            yield Loop(count, tuple(inner))
+            yield Loop(count, tuple(inner), body is not None)
+        elif opcode == "conditional" and calls and self.even:
+            yield from self._mean([self._steps(name) for name in calls])
         elif opcode == "conditional" and calls:
             yield from self._steps(self.module.longest(calls))
         elif opcode == "call":
@@ -167,6 +177,14 @@ class _ScheduleReader:
             if exchange is not None:
                 yield Exposed(self._number(exchange))
             yield from self._work(instruction, computation, exchange is not None)
+
+    def _mean(self, branches: Sequence[tuple[Step, ...]]) -> Iterator[Step]:
+        """Yield the mean work of branches, and the transfers of the last one."""
+        share = 1 / len(branches)
+        for step in (step for branch in branches for step in branch if isinstance(step, Work)):
+            operations = tuple((number, count * share) for number, count in step.operations)
+            yield replace(step * share, operations=operations)
+        yield from (step for step in branches[-1] if not isinstance(step, Work))
 
     def _channel(self, fusion: Instruction) -> str:
         """Return the channel of the collective that a fusion is a part of."""
