@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant("schedule-host-copies", "test_hlo_schedule -k host_lane",
            '("host", self.rates.host) if HOST in spaces', '("host", self.rates.host) if 1 in spaces'),
     Mutant("schedule-loop-count", "test_hlo_schedule -k trip_count",
-           "yield Loop(count, tuple(inner))", "yield Loop(1, tuple(inner))"),
+           "yield Loop(count, tuple(inner), ", "yield Loop(1, tuple(inner), "),
     Mutant("hlo-padded-tiles", "test_hlo_parse",
            "counts = [-(-dimension // size) for", "counts = [dimension // size for"),
     Mutant("hlo-trip-count", "test_hlo_parse -k trip",

@@ -79,6 +79,7 @@ DOORS = {
     "runtime.peft": {"runtime.peft.adapter", "runtime.peft.fitting", "runtime.peft.names"},
     "runtime.training": {
         *("runtime.training.objective_losses", "runtime.training.objectives", "runtime.training.optimizers"),
+        *("runtime.training.rollout_layout", "runtime.training.rollouts"),
         *("runtime.training.step", "runtime.training.trace"),
     },
     "runtime.weights": {

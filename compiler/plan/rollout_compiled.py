@@ -47,9 +47,9 @@ def compiled_generation(
     end = compiled[compiles.end or compiles.whole]
     few, shares = (compiles.shallow, compiles.shares) if compiles.first else ((compiles.whole,), (1.0,))
     shallow = [compiled[part] for part in few]
-    refused = next((one for one in shallow if one.out_of_memory is not None), None)
+    refused = next((result for result in shallow if result.out_of_memory is not None), None)
     whole = with_refusal(refused) if refused is not None else foretold(shallow, shares)
-    layers = tuple(dict.fromkeys(one.layers for one in (end, *shallow)))
+    layers = tuple(dict.fromkeys(result.layers for result in (end, *shallow)))
     cache = cache_bytes(program, axes)
     need = RolloutNeed(
         state=memory.weights + memory.adapters + memory.optimizer + memory.padding,
@@ -63,7 +63,7 @@ def compiled_generation(
     reached = rates.reached(program.accelerator.generation)
     once, twice = (
         foretold_time(
-            [timeline(with_turns(priced(one.schedule, end.prices), turns), reached) for one in shallow],
+            [timeline(with_turns(priced(result.schedule, end.prices), turns), reached) for result in shallow],
             shares,
         )
         for turns in (1, 2)
@@ -84,18 +84,18 @@ def compiled_generation(
 
 def _with_bytes(decode: Pass, exchanged: tuple[Collective, ...]) -> Pass:
     """Return a pass with the bytes of its collectives: weights are gathered over other axes than tp."""
-    weights = sum(one.bytes for one in exchanged if one.kind == "all-gather" and "tp" not in one.axes)
-    return replace(decode, gathered=weights, summed=sum(one.bytes for one in exchanged) - weights)
+    weights = sum(total.bytes for total in exchanged if total.kind == "all-gather" and "tp" not in total.axes)
+    return replace(decode, gathered=weights, summed=sum(total.bytes for total in exchanged) - weights)
 
 
 def _between(once: Timeline, twice: Timeline) -> list[Collective]:
     """Return the collectives that the second timeline has in addition to the first, by kind and axes."""
     totals: dict[tuple[str, tuple[str, ...], bool], list[float]] = {}
-    for sign, one in ((-1, once), (1, twice)):
-        for moved in one.transfers:
+    for sign, times in ((-1, once), (1, twice)):
+        for moved in times.transfers:
             if moved.kind not in COPIES:
                 total = totals.setdefault((moved.kind, moved.axes, moved.over_dcn), [0.0, 0.0])
                 total[0] += sign * moved.count
                 total[1] += sign * moved.bytes
     every = [Collective(*key, count=round(count), bytes=size) for key, (count, size) in totals.items()]
-    return sorted((one for one in every if one.count > 0), key=lambda one: -one.bytes)
+    return sorted((total for total in every if total.count > 0), key=lambda total: -total.bytes)
