@@ -23,7 +23,6 @@ WITHOUT_GOLDEN = {
     "E0043": "of two recipes in one command",
     "E0425": "of a pipe, which no repository holds",
     "E0667": "of `recipe serve pin`",
-    "E0963": "of a model with a vision tower",
     "E1001": "of a compiled step",
     "E1002": "of a compiled step",
     "E1003": "of a compiled step",
