@@ -89,12 +89,12 @@ def turn(role: str, content: Any) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def trained(root: Path, folder: Path, steps: Sequence[str], **values: Any) -> Path:
+def trained(root: Path, folder: Path, runs: Sequence[str], **values: Any) -> Path:
     """Build the recipe in a folder, train it with each of the arguments, and return the merged folder."""
     (folder / "shapes.yaml").write_text(RECIPE.format(**values), "utf-8")
     run(root, "-m", "recipec.compiler.cli.main", "build", folder / "shapes.yaml", "-o", folder / "generated")
     artifact, places = folder / "generated" / "shapes", ("--model", folder / "base")
-    for number, arguments in enumerate(steps):
+    for number, arguments in enumerate(runs):
         output = folder / f"run{number}"
         for more in arguments.split(","):
             words = (*places, "--output", output, "--data-dir", folder, *more.split())
