@@ -35,7 +35,7 @@ RECIPE = """\
 recipe: 1
 name: shapes
 model: {{id: ./base, dtype: float32}}
-mesh: {{accelerator: cpu-4, axes: {{fsdp: 2, tp: 2}}}}
+mesh: {{accelerator: cpu-4, axes: {{fsdp: 4, tp: 1}}}}
 lora: {lora}
 data: {{train: [train.jsonl], format: chat, max_length: 96, packing: true, images: {{}}}}
 train:
