@@ -71,7 +71,6 @@ def test_start_page_states_the_recorded_plan() -> None:
     ("page", "pattern"),
     [
         ("docs/index.md", r"(\d+) ids in the catalog"),
-        ("docs/faq.md", r"(\d+) ids: `recipe new`"),
         ("CHANGELOG.md", r"(\d+) models by their id"),
     ],
 )

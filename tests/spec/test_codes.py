@@ -31,6 +31,7 @@ WITHOUT_GOLDEN = {
     "W1006": "of the plan of a server that does not start",
     "W1007": "of a compiled step",
     "E1008": "of libtpu, when it is loaded",
+    "E1009": "of a compiled rollout",
     "E1050": "of `recipe parity`, by the packages that are installed",
     "W1118": "of a port's compiled steps",
     "W1119": "of a port to standard output, which leaves no recipe.yaml",
