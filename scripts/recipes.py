@@ -147,7 +147,7 @@ def program(path: Path, sets: Sequence[str] = ()) -> Program:
 
 def key(of: Program) -> str:
     """Return a digest of everything in a resolved recipe that its record depends on."""
-    rollout = () if of.recipe.train.grpo is None else (of.recipe.rollout.model_dump(mode="json"),)
+    rollout = () if of.recipe.train.grpo is None else (of.recipe.rollout.model_dump(mode="json", exclude_defaults=True),)
     return store.key(identity.step(of), of.accumulation_steps, of.usd_per_hour, *rollout)
 
 

@@ -253,7 +253,7 @@ def page(preview: Preview) -> Document:
         blocks += [Text(carry), Text(body, "code")]
         sections.append(Section(f"sample-{number}", sample.origin, (), blocks))
     report = preview.report
-    counts = [Text(report.sentence(preview.split)), Items([*report.notes(), *preview.notes])]
+    counts: list[Block] = [Text(report.sentence(preview.split)), Items([*report.notes(), *preview.notes])]
     sections.append(Section("data", "The data", (), counts))
     return Document(
         preview.name,

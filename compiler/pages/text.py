@@ -118,7 +118,7 @@ def _flat(block: Block, indent: int) -> Iterator[Indented]:
         for inner in block.after:
             yield from _flat(inner, indent)
         return
-    if isinstance(block, Sides) or block.detail:
+    if isinstance(block, Sides) or (not isinstance(block, Gallery) and block.detail):
         return
     if isinstance(block, Facts) and block.line:
         facts = ", ".join(f"{name} {value}" for name, value in block.pairs)

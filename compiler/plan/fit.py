@@ -75,9 +75,9 @@ def find(
 
     Args:
         program: the program that does not fit.
-        fits: compiles the recipe with a change's `sets` on top of `given`; None when it cannot be compiled.
+        fits: compiles the recipe with a change's `sets` on top of `overrides`; None when it cannot be compiled.
         most: changes that are compiled at most. Changes that the checks refuse do not count.
-        given: the --set arguments of the command.
+        overrides: the --set arguments of the command.
         estimate: estimate of the unchanged program. Changes that cannot fit by it are not compiled.
         backend: the backend whose step is compiled.
     """

@@ -56,6 +56,14 @@ def _rollout(program: Program) -> list[Any]:
     return [recipe.rollout.model_dump(mode="json"), recipe.train.global_batch_size]
 
 
+def _architecture(program: Program) -> Any:
+    """Return the description of a program's model. Without pictures, heads turn by their tokens' places alone."""
+    architecture = described(program.architecture)
+    if program.architecture.vision is None:
+        architecture.pop("turned_axes", None)
+    return architecture
+
+
 def step(program: Program) -> dict[str, Any]:
     """Return everything in a program that its compiled step depends on.
 
@@ -66,7 +74,7 @@ def step(program: Program) -> dict[str, Any]:
     train = described(settings.train)
     return {
         "family": program.family.name,
-        "architecture": described(program.architecture),
+        "architecture": _architecture(program),
         "model": described(settings.model),
         "lora": described(settings.lora),
         # The first matching pattern wins, so the order of the mapping counts.

@@ -358,7 +358,7 @@ def table(record: Mapping[str, Any]) -> str:
 def page(text: str, record: Mapping[str, Any]) -> str:
     """Return port/same-run.md with the record's table, and the reports' sentences about differences."""
     lines = [
-        f"- {tool}, {feature}: {result['lines']}"
+        f"- {tool}, {feature}: {result['said']}"
         for tool, of_tool in record.items()
         for feature, result in of_tool["features"].items()
         if result["said"]

@@ -155,7 +155,9 @@ WRONG: dict[str, tuple[Callable[[Tensors], Any], str, str]] = {
     "no text": (
         without("model.embed_tokens.weight"),
         "E0811",
-        f"{LIST}: none of the 23 tensors is a text embedding, which would be model.embed_tokens.weight",
+        f"{LIST}: none of the 23 tensors is a text embedding, which would be "
+        "model.language_model.embed_tokens.weight, language_model.model.embed_tokens.weight or "
+        "model.embed_tokens.weight",
     ),
     "another shape": (
         having(model__layers__1__mlp__up_proj__weight=("BF16", [95, 64])),

@@ -201,7 +201,7 @@ def test_find_does_not_compile_candidates_that_cannot_fit() -> None:
     given = ("train.micro_batch_size=4", "train.global_batch_size=16")
     full = program(*given)
     compiler = Compiler()
-    find(full, compiler, given=(*STATED, *given), estimate=estimate(400))
+    find(full, compiler, overrides=(*STATED, *given), estimate=estimate(400))
     # A quarter of the temporaries is 100 GiB: with a micro-batch of one row, and with a quarter of each row.
     assert ("train.micro_batch_size=1",) not in compiler.asked
     assert ("mesh.axes={fsdp: 1, tp: 4}",) not in compiler.asked

@@ -351,11 +351,14 @@ def test_adapter_products_of_a_tpu_read_bfloat16_operands_unless_a_precision_is_
 
     step = jax.value_and_grad(loss, argnums=(0, 1, 2))
     value, gradients = step(rows, a, b)
-    monkeypatch.setattr(expert_products, "_on_tpu", lambda: True)
-    with jax.default_matmul_precision("highest"):
-        assert _ragged_operands(step, rows, a, b) == {"bfloat16", "float32"}
-    assert _ragged_operands(step, rows, a, b) == {"bfloat16"}
-    rounded, of_rounded = step(rows, a, b)
+    with monkeypatch.context() as patched:
+        patched.setattr(expert_products, "_on_tpu", lambda: True)
+        jax.clear_caches()  # JAX keeps what it traced for a CPU
+        with jax.default_matmul_precision("highest"):
+            assert _ragged_operands(step, rows, a, b) == {"bfloat16", "float32"}
+        assert _ragged_operands(step, rows, a, b) == {"bfloat16"}
+        rounded, of_rounded = step(rows, a, b)
+    jax.clear_caches()
     assert abs(rounded - value) <= 0.02 * np.abs(upstream).sum()
     for one, other, dtype in zip(of_rounded, gradients, ("bfloat16", "float32", "float32"), strict=True):
         assert one.dtype == other.dtype == dtype
