@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -147,8 +148,10 @@ def program(path: Path, sets: Sequence[str] = ()) -> Program:
 
 def key(of: Program) -> str:
     """Return a digest of everything in a resolved recipe that its record depends on."""
-    rollout = () if of.recipe.train.grpo is None else (of.recipe.rollout.model_dump(mode="json", exclude_defaults=True),)
-    return store.key(identity.step(of), of.accumulation_steps, of.usd_per_hour, *rollout)
+    further: list[Any] = []
+    if of.recipe.train.grpo is not None:
+        further.append(of.recipe.rollout.model_dump(mode="json", exclude_defaults=True))
+    return store.key(identity.step(of), of.accumulation_steps, of.usd_per_hour, *further)
 
 
 def planned(of: Program, estimated: Plan, first: Plan | None = None) -> Planned:

@@ -75,7 +75,8 @@ def find(
 
     Args:
         program: the program that does not fit.
-        fits: compiles the recipe with a change's `sets` on top of `overrides`; None when it cannot be compiled.
+        fits: compiles the recipe with a change's `sets` on top of `overrides`; None when it cannot be
+            compiled.
         most: changes that are compiled at most. Changes that the checks refuse do not count.
         overrides: the --set arguments of the command.
         estimate: estimate of the unchanged program. Changes that cannot fit by it are not compiled.

@@ -57,7 +57,7 @@ def _rollout(program: Program) -> list[Any]:
 
 
 def _architecture(program: Program) -> Any:
-    """Return the description of a program's model. Without pictures, heads turn by their tokens' places alone."""
+    """Return the description of a program's model. Without pictures, heads turn by tokens' places alone."""
     architecture = described(program.architecture)
     if program.architecture.vision is None:
         architecture.pop("turned_axes", None)
