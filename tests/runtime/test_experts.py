@@ -351,7 +351,8 @@ def test_adapter_products_of_a_tpu_read_bfloat16_operands_unless_a_precision_is_
 
     step = jax.value_and_grad(loss, argnums=(0, 1, 2))
     value, gradients = step(rows, a, b)
-    with monkeypatch.context() as patched:
+    # As in a process that sets no precision, whatever the tests before this one set.
+    with jax.default_matmul_precision(None), monkeypatch.context() as patched:
         patched.setattr(expert_products, "_on_tpu", lambda: True)
         jax.clear_caches()  # JAX keeps what it traced for a CPU
         with jax.default_matmul_precision("highest"):
