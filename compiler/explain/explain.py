@@ -17,11 +17,13 @@ from recipec.compiler.catalog import LOCK
 from recipec.compiler.explain import reinforcement
 from recipec.compiler.explain.loss import additions, objective, rounding
 from recipec.compiler.lowering.libtpu import flags
+from recipec.compiler.lowering.pictures import row_patches
 from recipec.compiler.lowering.run_length import held_out, run_length, warmup_steps
 from recipec.compiler.lowering.runtime_settings import SETTINGS
 from recipec.compiler.lowering.sizes import BYTES, needs_master_weights
 from recipec.compiler.pages.document import Block, Document, Items, Table, Text, sheet
 from recipec.compiler.pages.numbers import gib_number
+from recipec.compiler.roofline import training_step
 from recipec.compiler.vllm.device_memory import weight_size
 from recipec.compiler.wording import (
     KINDS,
@@ -227,7 +229,23 @@ def _model(program: Program) -> list[str]:
         )
     if len(present.get("global", ())) and len(present) > 1:
         out.append(f"global layers: {ranges(present['global'])}")
-    return out
+    return [*out, *_tower(program)]
+
+
+def _tower(program: Program) -> list[str]:
+    """Describe the vision tower, and what pictures cost by calculation."""
+    vision, patches = program.architecture.vision, row_patches(program)
+    if vision is None or not patches:
+        return []
+    size = sum(math.prod(parameter.shape) for parameter in vision.parameters())
+    layers = vision.layers
+    parts = "a projector" if layers is None else f"a vision tower of {layers.count} layers and its projector"
+    tokens = training_step.rows(program) * program.recipe.data.max_length
+    share = training_step.tower_flops(program) / training_step.model_flops(program, tokens)
+    return [
+        f"{size:,} of the base parameters ({quantity(size)}) are {parts} for pictures, and are never trained",
+        f"with room for {patches:,} patches a row, they take {share:.0%} of a step's FLOPs (an estimate)",
+    ]
 
 
 def _mesh(program: Program) -> list[str]:

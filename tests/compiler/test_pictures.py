@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.emitters.emit import emit
+from recipec.compiler.explain.explain import summary
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.pictures import row_patches, row_pictures
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.roofline import server_memory
 from recipec.compiler.roofline.step_estimate import need, picture_bytes
-from recipec.compiler.roofline.training_step import model_flops, state_bytes, tower_flops
+from recipec.compiler.roofline.training_step import model_flops, rows, state_bytes, tower_flops
 from recipec.spec.load import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,3 +110,13 @@ def test_the_artifact_says_what_its_scripts_need_of_pictures() -> None:
     assert "--picture" not in blind["serve/smoke.sh"] and "patches" not in json.loads(
         blind["probe_models.json"]
     )
+
+
+def test_explain_says_what_pictures_add() -> None:
+    seeing = summary("model", program("data.images={per_row: 2}"))
+    assert [sentence for sentence in seeing if "vision tower of 27 layers and its projector" in sentence]
+    two = program("data.images={per_row: 2}")
+    share = tower_flops(two) / model_flops(two, rows(two) * two.recipe.data.max_length)
+    (room,) = [sentence for sentence in seeing if "patches a row" in sentence]
+    assert room.startswith("with room for 8,192 patches") and f" {share:.0%} of" in room
+    assert not [sentence for sentence in summary("model", program()) if "patches" in sentence]
