@@ -93,6 +93,15 @@ def precision() -> None:
         jax.config.update("jax_default_matmul_precision", None)
 
 
+@pytest.fixture
+def highest() -> Iterator[None]:
+    """Multiply matrices in full float32."""
+    import jax
+
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Set a folder for temporary files of the tests and of the processes that they start, and remove it."""

@@ -55,15 +55,6 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def highest() -> Iterator[None]:
-    """Multiply matrices in full float32."""
-    import jax
-
-    with jax.default_matmul_precision("highest"):
-        yield
-
-
-@pytest.fixture
 def no_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make fsspec believe that gcsfs and s3fs are not installed."""
     from fsspec.registry import _registry as opened
