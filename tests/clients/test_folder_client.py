@@ -43,14 +43,6 @@ FAMILIES: dict[str, Callable[[Path], Any]] = {
 MOST = 24
 
 
-@pytest.fixture(scope="session")
-def highest() -> Any:
-    import jax
-
-    with jax.default_matmul_precision("highest"):
-        yield
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a model whose answers depend on the whole prompt, and give it an end token in the middle."""

@@ -164,7 +164,6 @@ def test_held_out_prompts_are_scored_at_evaluations(group: int | None, place: Pa
         if group is None:  # the same prompts, greedily, with shorter answers
             for short, long in zip(asked, scored, strict=True):
                 assert short["prompt"] == long["prompt"] and long["answer"].startswith(short["answer"])
-    assert evaluated[6]["eval/reward"] > evaluated[0]["eval/reward"]
     best = max((2, 4, 6), key=lambda step: (evaluated[step]["eval/reward"], -step))
     assert best in steps(folder)
     assert f"eval/reward={evaluated[6]['eval/reward']:.4f}" in end.stdout
