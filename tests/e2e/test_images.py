@@ -151,11 +151,8 @@ def test_a_model_learns_what_pictures_show(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_resumed_run_is_the_same_and_the_server_answers_as_transformers(root: Path, tmp_path: Path) -> None:
-    make_gemma3(tmp_path / "base", texts=[ASKED], tokens=1, head_dim=32, **LAYERS)
-    _strengthen(tmp_path / "base")
-    _newlines(tmp_path / "base")
-    write_data(tmp_path, drawn(40, 1))
+def test_a_resumed_run_is_the_same_and_keeps_the_tower(root: Path, tmp_path: Path) -> None:
+    _made(tmp_path)
     lora = "{rank: 4, dropout: 0.1, dtype: float32}"
     merged = trained(root, tmp_path, ["", "--steps 2,--resume"], lora=lora, steps=4, rate="1.0e-2", every=1)
     one, other = (load_file(tmp_path / f"run{i}" / "merged" / "model.safetensors") for i in range(2))
@@ -163,11 +160,34 @@ def test_a_resumed_run_is_the_same_and_the_server_answers_as_transformers(root: 
     base = load_file(tmp_path / "base" / "model.safetensors")
     tower = [name for name in base if "vision_tower" in name or "projector" in name]
     assert tower and all(np.array_equal(base[name], one[name]) for name in tower)
+    expected = answers(merged, [picture for picture, _ in drawn(6, 3)])
+    assert len(set(expected)) > 1, "the answer depends on the picture"
+
+
+@pytest.mark.nightly
+def test_the_server_answers_as_transformers(root: Path, tmp_path: Path) -> None:
+    _made(tmp_path)
+    lora = "{rank: 4, dtype: float32}"
+    merged = trained(root, tmp_path, [""], lora=lora, steps=4, rate="1.0e-2", every=1)
     pictures = [picture for picture, _ in drawn(6, 3)]
     expected = answers(merged, pictures)
-    assert len(set(expected)) > 1, "the answer depends on the picture"
+    file = merged / "model.safetensors"
+    tensors = load_file(file)
+    # vLLM 0.32 knows the tower's tensors by the published names, and not by those of transformers 5.12.
+    published = {
+        name.replace("vision_tower.", "vision_tower.vision_model."): tensors[name] for name in tensors
+    }
+    save_file(published, file, metadata={"format": "pt"})
     with vllm_cpu.serve(merged, "images") as server:
         assert [_served(server, picture) for picture in pictures] == expected
+
+
+def _made(place: Path) -> None:
+    """Make a model whose answers depend on the picture, and its data."""
+    make_gemma3(place / "base", texts=[ASKED], tokens=1, head_dim=32, **LAYERS)
+    _strengthen(place / "base")
+    _newlines(place / "base")
+    write_data(place, drawn(40, 1))
 
 
 def _strengthen(folder: Path) -> None:
