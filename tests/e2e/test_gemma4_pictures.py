@@ -90,7 +90,8 @@ def test_logits_with_pictures_equal_later_transformers(case: str, tmp_path: Path
         assert done.returncode == 0, done.stderr[-4000:]
         wanted = np.load(tmp_path / "logits.npy")
         got = found[r, real]
-        # The noise of float32 with clipped linears: 1.3e-5 of the largest logit was seen.
-        assert np.abs(got - wanted).max() <= 2e-5 * np.abs(wanted).max()
+        # The causal case, with clipped linears, has more of float32's noise: 1.2e-5 was seen.
+        limit = 1e-5 if vision.both_ways else 2e-5
+        assert np.abs(got - wanted).max() <= limit * np.abs(wanted).max()
         if vision.both_ways:
             assert np.abs(causal[r, real] - wanted).max() > 0.01 * np.abs(wanted).max()
