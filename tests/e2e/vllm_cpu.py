@@ -161,7 +161,7 @@ def running(
         **(environment or {}),
     }
     # The server ends with this process, however this process ends: PR_SET_PDEATHSIG, SIGTERM.
-    mortal = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+    mortal = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-c", mortal, *command],
