@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recipec.runtime.model.families.base import CHUNKED, FULL, HYBRID, LINEAR, NONE, SLIDING
+from recipec.runtime.model.families.family import CHUNKED, FULL, HYBRID, LINEAR, NONE, SLIDING
 
 if TYPE_CHECKING:
     from recipec.spec.language.train import FakeQuantization

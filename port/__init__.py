@@ -6,8 +6,8 @@ copies                  functions of a script, with the statements at its top th
 recognize, settle       which tool the files belong to; current key names, references and --set
 typed                   maps of hyperparameters, in which every value is a text
 keys, engine, ledger    the keys of a section and statements on them; records what rules state; the verdicts
-common, rules           the table of keys that mean the same in all tools; the rules that dialects share
-names                   the tools' names of models, templates and tokenizers
+common_keys, rules      the table of keys that mean the same in all tools; the rules that dialects share
+tool_names              the tools' names of models, templates and tokenizers
 dialects/, meaning/     what each key of a tool becomes; the meanings that several tools share
 mesh, plan              the devices
 report, page            the report as a document, and the files next to each other, for its page

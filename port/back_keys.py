@@ -16,11 +16,11 @@ import yaml
 from recipec.compiler.catalog import Model, find
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import warmup_steps
-from recipec.port.common import SINGLE
+from recipec.port.common_keys import SINGLE
 from recipec.port.dialects.llamafactory import LOSSES, WEIGHTED
 from recipec.port.meaning import experts, templates
 from recipec.port.meaning.adapters import modules, prefix_of
-from recipec.port.names import known
+from recipec.port.tool_names import known
 from recipec.port.tools import WRITTEN
 from recipec.runtime.model.adapters import principal
 from recipec.runtime.training.objectives import OBJECTIVES

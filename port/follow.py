@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from string import Formatter
 from typing import Any, cast
 
-from recipec.port import arguments
-from recipec.port.arguments import Given
+from recipec.port import hf_argument_parser
 from recipec.port.copies import Copier
+from recipec.port.hf_argument_parser import Given
 from recipec.port.keys import words
 from recipec.port.meaning.scripts import WITHOUT, ByHand, Chat, Column, End, Text, before_hand, is_content
 from recipec.port.read import ScriptText, conceal, unparsed
@@ -221,7 +221,7 @@ class Follower:
             case ast.Import(names) | ast.ImportFrom(_, names):
                 for variable in names:
                     module = str(getattr(node, "module", None) or "").partition(".")[0]
-                    if variable.name in arguments.HELPERS and module in arguments.MODULES:
+                    if variable.name in hf_argument_parser.HELPERS and module in hf_argument_parser.MODULES:
                         env[variable.asname or variable.name] = Known(f"{module}.{variable.name}")
                     elif variable.asname:
                         env[variable.asname] = Known(variable.name)
@@ -447,8 +447,8 @@ class Follower:
                 if self.file_arguments:
                     self.file_arguments.read(name, owner.args[name])
                 return owner.args[name].value
-            if "parsed" in owner.told and owner.kind in arguments.SECTIONS:
-                return arguments.default(owner, name)
+            if "parsed" in owner.told and owner.kind in hf_argument_parser.SECTIONS:
+                return hf_argument_parser.default(owner, name)
             if name == "config" and owner.kind in ("model", "unsloth"):
                 return owner.told.setdefault(name, Arg(Made(name, {}, node), node, node)).value
         return self.unknown(node)
@@ -505,7 +505,7 @@ class Follower:
                 if base.endswith("Trainer"):
                     self.constructed(instance, self.others)
                 return instance
-            if CONFIG.fullmatch(base) or base in arguments.SECTIONS:
+            if CONFIG.fullmatch(base) or base in hf_argument_parser.SECTIONS:
                 fields = {
                     unparsed(statement.target)
                     for statement in body.body
@@ -515,7 +515,7 @@ class Follower:
                     base,
                     {},
                     node,
-                    told={"own": Arg(fields - arguments.of_class(base), ast.Constant(base), body)},
+                    told={"own": Arg(fields - hf_argument_parser.of_class(base), ast.Constant(base), body)},
                 )
             for statement in body.body:
                 if (
@@ -651,15 +651,15 @@ class Follower:
             return Made("file", {"path": at[0]}, node)
         if name in ("json.load", "json.loads") and args and isinstance(args[0], Made):
             return self.of_file(node, args[0])
-        if last == "ArgumentParser" or arguments.PARSERS.fullmatch(last):
+        if last == "ArgumentParser" or hf_argument_parser.PARSERS.fullmatch(last):
             kind = "parser" if last == "ArgumentParser" else "cli"
             classes = args[:1] or [argument.value for argument in named.values()][:1]
             return Made(kind, {"classes": Arg(classes, node, node)}, node)
-        if owner in arguments.MODULES and last in arguments.HELPERS and self.file_arguments:
+        if owner in hf_argument_parser.MODULES and last in hf_argument_parser.HELPERS and self.file_arguments:
             return self.helped(node, last, args)
         if last in ("get_peft_config", "get_quantization_config") and args and isinstance(args[0], Made):
             return (
-                arguments.of_model(args[0], node, last, self.file_arguments)
+                hf_argument_parser.of_model(args[0], node, last, self.file_arguments)
                 if self.file_arguments
                 else self.unknown(node)
             )
@@ -718,11 +718,13 @@ class Follower:
             return self.pretrained(node, "AutoTokenizer", path, taken)
         names = {"model_revision": "revision", "dtype": "dtype", "torch_dtype": "torch_dtype"}
         names |= {"attn_implementation": "attn_implementation"}
-        usual = Arg(arguments.default(args[0], "dtype"), node, node)
+        usual = Arg(hf_argument_parser.default(args[0], "dtype"), node, node)
         loaded = {new: defaults[old] for old, new in names.items() if old in defaults}
         loaded |= {} if {"dtype", "torch_dtype"}.intersection(loaded) else {"dtype": usual}
         if self.file_arguments and (
-            instance := arguments.of_model(args[0], node, "get_quantization_config", self.file_arguments)
+            instance := hf_argument_parser.of_model(
+                args[0], node, "get_quantization_config", self.file_arguments
+            )
         ):
             loaded["quantization_config"] = Arg(instance, node, node)
         return self.pretrained(node, "AutoModelForCausalLM", path, loaded)
@@ -889,7 +891,7 @@ class Follower:
                 statement.target for statement in kind.node.body if isinstance(statement, ast.AnnAssign)
             )
             fields = {target.id for target in targets if isinstance(target, ast.Name)}
-            return self.file_arguments.filled(instance, frozenset(fields) | arguments.of_class(base))
+            return self.file_arguments.filled(instance, frozenset(fields) | hf_argument_parser.of_class(base))
         if self.file_arguments is None or not isinstance(kind, Known):
             return Made("cli", {}, node)
         return self.file_arguments.parsed(kind.name.rpartition(".")[2])

@@ -38,7 +38,7 @@ from recipec.spec.codes import Code
 from recipec.spec.commented_recipe import recipe_text
 from recipec.spec.diagnostics import Diagnostic, Span, has_errors, in_order, render_json
 from recipec.spec.language import VERSION
-from recipec.spec.language.base import E0110
+from recipec.spec.language.section import E0110
 from recipec.spec.load import display, load
 from recipec.spec.validate import E0102
 from recipec.spec.yaml_document import Refused

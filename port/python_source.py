@@ -21,9 +21,9 @@ from typing import Any
 
 from recipec.compiler.wording import listing, plural
 from recipec.port import fstrings
-from recipec.port.arguments import Given
 from recipec.port.copies import Copier
 from recipec.port.follow import CONFIG, OVERLONG, PATH, STOPPING, STOPS, TRAINERS, Follower
+from recipec.port.hf_argument_parser import Given
 from recipec.port.keys import defaults_of, words
 from recipec.port.meaning.images import AFTERWARDS
 from recipec.port.meaning.scripts import (

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from recipec.port.common import say_common, say_start, say_tokens
+from recipec.port.common_keys import say_common, say_start, say_tokens
 from recipec.port.engine import Rule, Says
 from recipec.port.keys import OFF, Row, table
 from recipec.port.meaning import experts, model_names, training

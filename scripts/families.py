@@ -27,7 +27,7 @@ from recipec.compiler.plan.identity import versions
 from recipec.compiler.plan.planner import plan
 from recipec.compiler.vllm.features import implementation
 from recipec.runtime.model.families import FAMILIES
-from recipec.runtime.model.families.decoder import DecoderFamily
+from recipec.runtime.model.families.decoder_family import DecoderFamily
 from scripts import recipes
 from scripts.recipe_pages import Planned
 

@@ -11,7 +11,7 @@ from typing import Any
 from recipec.spec.diagnostics import printable
 from recipec.spec.key_paths import split
 from recipec.spec.language import Recipe
-from recipec.spec.language.base import Section
+from recipec.spec.language.section import Section
 from recipec.spec.recipe_text import LINE, block
 from recipec.spec.schema import modeline
 

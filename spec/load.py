@@ -12,7 +12,7 @@ from recipec.spec import overrides, secrets, versions, yaml_document
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span, has_errors, in_order
 from recipec.spec.key_paths import join
-from recipec.spec.language.base import E0110
+from recipec.spec.language.section import E0110
 from recipec.spec.origins import Origin, Sources, locate
 from recipec.spec.tree import Mapping, Scalar, merge, plain, walk
 from recipec.spec.validate import E0102, validate

@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from recipec.spec.language import Recipe
-from recipec.spec.language.base import UNCOMPILED
+from recipec.spec.language.section import UNCOMPILED
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

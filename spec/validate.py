@@ -18,7 +18,7 @@ from recipec.spec.core_schema import flow, scalar
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.key_paths import Part
 from recipec.spec.language import Recipe, Section
-from recipec.spec.language.base import E0101, E0103, E0104, E0105, E0106, E0107, E0109, FAULT
+from recipec.spec.language.section import E0101, E0103, E0104, E0105, E0106, E0107, E0109, FAULT
 from recipec.spec.structure import choices_of, field_at, paths_of_keys, section_at, sections
 
 

@@ -76,7 +76,7 @@ DOORS = {
     "runtime.hosts": set(),
     "runtime.merging": {"runtime.merging.journal", "runtime.merging.tokenizer_files"},
     "runtime.metrics": {"runtime.metrics.loggers", "runtime.metrics.run_state"},
-    "runtime.peft": {"runtime.peft.adapter", "runtime.peft.fitting", "runtime.peft.names"},
+    "runtime.peft": {"runtime.peft.adapter", "runtime.peft.fitting", "runtime.peft.peft_names"},
     "runtime.training": {
         *("runtime.training.objective_losses", "runtime.training.objectives", "runtime.training.optimizers"),
         *("runtime.training.rollout_layout", "runtime.training.rollouts"),
@@ -96,7 +96,7 @@ READ_BY_PORT = {
     *("compiler.arrangements", "compiler.catalog", "compiler.lowering.format_keys"),
     *("compiler.lowering.hardware", "compiler.lower"),
     *("compiler.lowering.program", "compiler.lowering.references", "compiler.lowering.run_length"),
-    *("runtime.model.adapters", "runtime.model.families", "runtime.model.families.decoder"),
+    *("runtime.model.adapters", "runtime.model.families", "runtime.model.families.decoder_family"),
     *("runtime.data.messages", "runtime.data.tokenizer", "runtime.peft.adapter"),
     *("runtime.training.objectives", "runtime.reinforcement.loss_types"),
     # Texts of recipes, modules and pages.
@@ -143,6 +143,12 @@ STARTING = {
 }
 """Modules that every command may import before its work, besides those of the arguments."""
 
+NAMED_BY_SUBJECT = {
+    *("spec/language", "compiler/checks", "compiler/emitters", "compiler/explain"),
+    *("compiler/cli", "compiler/cli/arguments", "port/meaning", "port/dialects"),
+}
+"""Folders with a module for each section, command or tool, whose name other modules may have too."""
+
 MOST_PARAMETERS = 7
 """For functions and methods."""
 
@@ -154,7 +160,7 @@ SCRIPTS = {
 }
 """Functions that the generated scripts call, with a constant of the script for each parameter."""
 
-DECLARATION = "spec.language.base.field"
+DECLARATION = "spec.language.section.field"
 """What declares a key, with a parameter for each thing that the schema says of it."""
 
 
@@ -534,6 +540,18 @@ def test_variables_are_named_by_what_they_hold() -> None:
     assert all(wrong.values()), "these rooms leave NAMED_LATER: " + ", ".join(
         room for room, places in wrong.items() if not places
     )
+
+
+def test_modules_with_the_same_name_stand_in_rooms_that_are_divided_by_subject() -> None:
+    """`errors.py` is allowed twice: the compiler's errors, and those of a script."""
+    named: dict[str, list[str]] = {}
+    for module in those("spec", "compiler", "runtime", "port"):
+        path = MODULES[module].relative_to(ROOT)
+        if not path.stem.startswith("__") and str(path.parent) not in NAMED_BY_SUBJECT:
+            named.setdefault(path.name, []).append(str(path))
+    assert {name: paths for name, paths in named.items() if len(paths) > 1} == {
+        "errors.py": ["compiler/errors.py", "runtime/errors.py"]
+    }
 
 
 def test_architecture_page_lists_every_dependency() -> None:

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from recipec.runtime.model.families.base import FULL, SLIDING
-from recipec.runtime.model.families.decoder import DecoderArchitecture
+from recipec.runtime.model.families.decoder_family import DecoderArchitecture
+from recipec.runtime.model.families.family import FULL, SLIDING
 
 PROJECTIONS = {
     "attn.q_einsum": ("self_attn.q_proj",),

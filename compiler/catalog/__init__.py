@@ -6,7 +6,7 @@ looks an id up first among the models that were added next to the recipe (`added
 directory, its own config.json takes precedence, because that is the file that will be loaded.
 
 A Model tells its positions (`positions.py`), the tensors that its files list (`tensor_list.py`), and the
-format in which they are stored (`quantization.py`). `facts_of` returns what tokenizers, servers and
+format in which they are stored (`quantized_checkpoints.py`). `facts_of` returns what tokenizers, servers and
 transformers need of its family (`family_facts.py`).
 """
 

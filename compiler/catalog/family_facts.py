@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from recipec.runtime.model.families import FAMILIES, family_of
-from recipec.runtime.model.families.base import CHATML, Family, text_config
+from recipec.runtime.model.families.family import CHATML, Family, text_config
 from recipec.runtime.model.families.transformers import Transformers
 
 COMMON = ("<pad>", "<eos>", "<bos>", "<unk>")

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.catalog import added, quantization
+from recipec.compiler.catalog import added, quantized_checkpoints
 from recipec.compiler.catalog.listing import (
     causal_models,
     entries,
@@ -27,7 +27,7 @@ from recipec.compiler.catalog.tensor_list import Listed, tensors_in
 from recipec.compiler.json_value import json_value
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint, family_of
-from recipec.runtime.model.families.base import TIE, arrays
+from recipec.runtime.model.families.family import TIE, arrays
 from recipec.runtime.model.families.transformers import refuse
 from recipec.runtime.model.families.vision import VisionArchitecture
 from recipec.runtime.weights.agreement import prefix_of, same_values, spare_head, untied
@@ -109,7 +109,7 @@ class Model:
     @property
     def stored(self) -> str | None:
         """The method in which the weights are stored quantized, None for plain weights."""
-        return quantization.stored(self.config)
+        return quantized_checkpoints.stored(self.config)
 
     def tensors(self, folder: Path) -> tuple[str, Mapping[str, Listed]] | None:
         """Return the file or folder that lists the checkpoint's tensors, and the tensors by their full names.
@@ -138,7 +138,7 @@ class Model:
             listed = self._tensors_of_folder(folder / Path(self.id).expanduser())
         if listed is None:
             return None
-        method = quantization.by_tensors({name: tensor.dtype for name, tensor in listed.items()})
+        method = quantized_checkpoints.by_tensors({name: tensor.dtype for name, tensor in listed.items()})
         if method is not None and format_of(self.family, self.config) is None:
             raise UnknownModel(
                 E0813,
@@ -321,8 +321,8 @@ def of_hub(
             that the family does not read.
         UnsupportedCheckpoint: as for `find`.
     """
-    method = quantization.by_config(config)
-    if method is not None and not quantization.is_read(config):
+    method = quantized_checkpoints.by_config(config)
+    if method is not None and not quantized_checkpoints.is_read(config):
         message = f"`{model_id}` has weights that are stored quantized ({method})"
         raise UnknownModel(E0813, message, instead_of_quantized(model_id))
     return read(model_id, config, origin, listed)

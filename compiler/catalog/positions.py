@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recipec.compiler.catalog.listing import default_positions
-from recipec.runtime.model.families.base import text_config
+from recipec.runtime.model.families.family import text_config
 from recipec.runtime.model.families.rotary import ALIASES
 
 KEYS = (

@@ -10,8 +10,8 @@ from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.wording import listing
 from recipec.runtime.model.adapters import principal
-from recipec.runtime.model.families.base import text_config
 from recipec.runtime.model.families.description import DecoderArchitecture
+from recipec.runtime.model.families.family import text_config
 from recipec.runtime.model.partition_rules import TOKENS
 from recipec.runtime.training.objectives import OBJECTIVES, keeps_copy
 from recipec.spec.codes import Code

@@ -18,7 +18,7 @@ from recipec.runtime.model.adapters import (
     meant,
     principal,
 )
-from recipec.runtime.model.families.base import LoraTarget
+from recipec.runtime.model.families.family import LoraTarget
 from recipec.runtime.model.reach import expert_layer, reach
 from recipec.runtime.model.selection import trained_whole
 from recipec.runtime.training.objectives import OBJECTIVES

@@ -11,7 +11,7 @@ from recipec.compiler.lowering.hardware import arranged, from_name, host_counts,
 from recipec.compiler.lowering.sizes import BYTES, beside_bytes, tp_sizes
 from recipec.compiler.wording import divisors, in_layers, listing, mesh_axes, plural
 from recipec.runtime.model.families import Architecture
-from recipec.runtime.model.families.base import NONE
+from recipec.runtime.model.families.family import NONE
 from recipec.runtime.model.partition_rules import TOKENS, dealt_length, shards
 from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow

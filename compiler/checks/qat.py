@@ -9,7 +9,7 @@ from recipec.compiler.catalog import Model
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import plural
 from recipec.runtime.model.adapters import meant, principal
-from recipec.runtime.model.families.base import LoraTarget
+from recipec.runtime.model.families.family import LoraTarget
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.language.train import FakeQuantization

@@ -12,7 +12,7 @@ from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.hardware import arranged
 from recipec.compiler.wording import anywhere, divisors, grouped, listing, split_layer
 from recipec.runtime.model.adapters import placed
-from recipec.runtime.model.families.base import Spec
+from recipec.runtime.model.families.family import Spec
 from recipec.runtime.model.older_names import mentioned
 from recipec.runtime.model.partition_rules import TOKENS, axes_of
 from recipec.spec.codes import Code

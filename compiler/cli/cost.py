@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from recipec.compiler.cli.arguments.common import Format
 from recipec.compiler.cli.arguments.planning import CostArguments
+from recipec.compiler.cli.arguments.shared_arguments import Format
 from recipec.compiler.cli.planning import progress_line, refuse_backend, refused_flags
 from recipec.compiler.cli.reading import read_program
 from recipec.compiler.explain.cost import COST, document

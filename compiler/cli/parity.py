@@ -9,8 +9,8 @@ from pathlib import Path
 
 import typer
 
-from recipec.compiler.cli.arguments.common import Format
 from recipec.compiler.cli.arguments.runs import ParityArguments
+from recipec.compiler.cli.arguments.shared_arguments import Format
 from recipec.compiler.cli.guard import DONE, FAILED
 from recipec.compiler.cli.printing import fail, show
 from recipec.compiler.cli.reading import read_program

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import typer
 
-from recipec.compiler.cli.arguments.common import Format
 from recipec.compiler.cli.arguments.planning import PlanArguments
+from recipec.compiler.cli.arguments.shared_arguments import Format
 from recipec.compiler.cli.guard import DONE, FAILED
 from recipec.compiler.cli.planning import kept, progress_line, refuse_backend, refused_flags
 from recipec.compiler.cli.printing import show

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from recipec.compiler import store
 from recipec.compiler.checks.backends import diagnosed
-from recipec.compiler.cli.arguments.common import Format
+from recipec.compiler.cli.arguments.shared_arguments import Format
 from recipec.compiler.cli.printing import fail
 from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import typer
 
-from recipec.compiler.cli.arguments.common import Format
+from recipec.compiler.cli.arguments.shared_arguments import Format
 from recipec.compiler.cli.guard import FAILED
 from recipec.compiler.terminal import color, manner
 from recipec.spec.diagnostics import Diagnostic, accepted, json_text, render_json, render_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipec.compiler.cli.arguments.common import Format
+from recipec.compiler.cli.arguments.shared_arguments import Format
 from recipec.compiler.cli.printing import fail
 from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program

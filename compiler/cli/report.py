@@ -13,7 +13,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.pages.html import require_plotly
 from recipec.compiler.report.outcome import outcome_section
 from recipec.compiler.report.reality import reality_section
-from recipec.compiler.report.run import FACTS, labels, read_runs
+from recipec.compiler.report.recorded_run import FACTS, labels, read_runs
 from recipec.compiler.report.run_folder import METRICS, Folder, existing_folder
 from recipec.compiler.report.run_page import GENERATOR, run_page
 from recipec.compiler.report.sweep import read_sweep, sweep_page

@@ -16,11 +16,11 @@ from recipec.compiler.cli.arguments.serve import (
 from recipec.compiler.cli.guard import FAILED
 from recipec.compiler.cli.printing import fail
 from recipec.compiler.deployment import pin as pinning
-from recipec.compiler.deployment.bench_server import bench as measured
 from recipec.compiler.deployment.compose import down as stopped
 from recipec.compiler.deployment.compose import up as started
-from recipec.compiler.deployment.engine import connected
+from recipec.compiler.deployment.docker_engine import connected
 from recipec.compiler.deployment.served_artifact import open_artifact
+from recipec.compiler.deployment.served_bench import bench as measured
 from recipec.compiler.deployment.verify_server import VerifyOptions, document
 from recipec.compiler.deployment.verify_server import verify as verified
 from recipec.compiler.pages.text import show as print_document

@@ -25,7 +25,7 @@ from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.pages.document import Table, sheet
 from recipec.compiler.pages.text import show as print_document
-from recipec.compiler.report.run import ReportedRun, read_runs
+from recipec.compiler.report.recorded_run import ReportedRun, read_runs
 from recipec.compiler.report.run_folder import METRICS, open_folder
 from recipec.compiler.terminal import doing, note, say, tell
 from recipec.runtime.metrics.loggers import REWARD

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from recipec.compiler import terminal
 from recipec.compiler.deployment import preflight
-from recipec.compiler.deployment.engine import (
+from recipec.compiler.deployment.docker_engine import (
     LOG_LINES,
     PullProgress,
     connected,
@@ -27,7 +27,7 @@ from recipec.runtime.clients.hosts import is_loopback
 from recipec.runtime.progress import Progress, duration, readable_size
 
 if TYPE_CHECKING:
-    from recipec.compiler.deployment.engine import ContainerState, Engine
+    from recipec.compiler.deployment.docker_engine import ContainerState, Engine
     from recipec.compiler.deployment.served_artifact import ServedArtifact
 
 Say = Callable[[str], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recipec.compiler.deployment.engine import PLATFORM, Engine
+from recipec.compiler.deployment.docker_engine import PLATFORM, Engine
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.vllm.image_name import ImageName
 from recipec.compiler.writing import write_text

@@ -20,11 +20,11 @@ from recipec.compiler.vllm.container import ADAPTER, MODEL, Container
 from recipec.compiler.vllm.flags import version
 from recipec.compiler.wording import as_typed
 from recipec.runtime.data.stops import GENERATION
-from recipec.runtime.peft.names import refused_parts
+from recipec.runtime.peft.peft_names import refused_parts
 from recipec.runtime.progress import readable_size
 
 if TYPE_CHECKING:
-    from recipec.compiler.deployment.engine import Engine
+    from recipec.compiler.deployment.docker_engine import Engine
     from recipec.compiler.deployment.served_artifact import ServedArtifact
     from recipec.compiler.vllm.image_name import ImageName
 

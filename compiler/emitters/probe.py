@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.emitters.settings_text import about, devices
-from recipec.compiler.lowering.pictures import row_patches
+from recipec.compiler.lowering.assumed_pictures import row_patches
 from recipec.compiler.miniature.fewer_layers import with_layers
 from recipec.compiler.miniature.small_checkpoint import shrink
 from recipec.compiler.miniature.small_recipe import shrink_lora

@@ -16,8 +16,8 @@ from recipec.compiler import catalog
 from recipec.compiler.catalog import LOCK
 from recipec.compiler.explain import reinforcement
 from recipec.compiler.explain.loss import additions, objective, rounding
+from recipec.compiler.lowering.assumed_pictures import row_patches
 from recipec.compiler.lowering.libtpu import flags
-from recipec.compiler.lowering.pictures import row_patches
 from recipec.compiler.lowering.run_length import held_out, run_length, warmup_steps
 from recipec.compiler.lowering.runtime_settings import SETTINGS
 from recipec.compiler.lowering.sizes import BYTES, needs_master_weights
@@ -36,7 +36,7 @@ from recipec.compiler.wording import (
     which_layers,
 )
 from recipec.runtime.model.adapters import Adapter, arrays_of
-from recipec.runtime.model.families.base import Spec
+from recipec.runtime.model.families.family import Spec
 from recipec.runtime.model.partition_rules import DATA, TOKENS, shards
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.codes import Code

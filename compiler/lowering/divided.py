@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from recipec.runtime.model.families.base import Parameter, Spec
+from recipec.runtime.model.families.family import Parameter, Spec
 from recipec.runtime.model.partition_rules import Rule, apply_rules, resolved, shards
 
 

@@ -30,7 +30,7 @@ from recipec.runtime.model.adapters import (
     parse_layers,
 )
 from recipec.runtime.model.families import UnsupportedCheckpoint
-from recipec.runtime.model.families.base import LoraTarget, Parameter, Spec, arrays, sites
+from recipec.runtime.model.families.family import LoraTarget, Parameter, Spec, arrays, sites
 from recipec.runtime.model.families.vision import PATH
 from recipec.runtime.model.partition_rules import apply_rules, data_parallel, divisible
 from recipec.runtime.weights.added_rows import with_vocabulary

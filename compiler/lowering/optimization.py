@@ -11,7 +11,7 @@ from recipec.compiler.lowering.sizes import needs_master_weights
 from recipec.compiler.python_text import Call, Name, Value, source
 
 if TYPE_CHECKING:
-    from recipec.runtime.model.families.base import Parameter
+    from recipec.runtime.model.families.family import Parameter
     from recipec.spec.language import Optimizer, Recipe, Train
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.runtime.model.adapters import TOKEN_ROWS, Adapter, LoraSettings
 from recipec.runtime.model.families import Architecture, Family
-from recipec.runtime.model.families.base import Parameter, Spec
+from recipec.runtime.model.families.family import Parameter, Spec
 from recipec.runtime.model.reach import Reach, reach
 from recipec.runtime.model.selection import trained_whole
 

@@ -25,7 +25,7 @@ from recipec.runtime.settings import (
     TrainSettings,
 )
 from recipec.runtime.training.objectives import NLL, OBJECTIVES
-from recipec.spec.language.base import Section
+from recipec.spec.language.section import Section
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program

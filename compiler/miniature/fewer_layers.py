@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipec.runtime.model.families import Architecture, family_of
-from recipec.runtime.model.families.base import text_config
+from recipec.runtime.model.families.family import text_config
 
 LISTED = ("mlp_only_layers", "moe_layers")
 """Keys that list layers by their numbers."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from recipec.compiler.catalog import class_name, facts_of
 from recipec.compiler.miniature.fewer_layers import pattern, with_layers
 from recipec.runtime.model.families import Architecture, family_of
-from recipec.runtime.model.families.base import CHUNKED, SLIDING, text_config
+from recipec.runtime.model.families.family import CHUNKED, SLIDING, text_config
 from recipec.runtime.model.partition_rules import shards
 
 if TYPE_CHECKING:

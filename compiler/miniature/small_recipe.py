@@ -19,7 +19,7 @@ from recipec.compiler.wording import split_layer
 from recipec.runtime.data.tokenizer import padded
 from recipec.runtime.model.adapters import build_adapters, by_pattern, meant, principal
 from recipec.runtime.model.families import family_of
-from recipec.runtime.model.families.base import Architecture, Family
+from recipec.runtime.model.families.family import Architecture, Family
 from recipec.runtime.model.partition_rules import data_parallel
 
 DEVICES = 8

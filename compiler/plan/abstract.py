@@ -19,10 +19,10 @@ from flax import nnx
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from recipec.compiler.lowering.assumed_pictures import row_patches
 from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.hardware import Accelerator, generations
 from recipec.compiler.lowering.optimization import hyperparameters, matrices, optimizer, schedule
-from recipec.compiler.lowering.pictures import row_patches
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import warmup_steps
 from recipec.compiler.miniature.fewer_layers import with_layers
@@ -30,7 +30,7 @@ from recipec.compiler.plan.depth import renumbered, shortened
 from recipec.compiler.plan.results import Compiled
 from recipec.compiler.python_text import source
 from recipec.runtime.model.decode import jit_generate
-from recipec.runtime.model.families.base import parameter_path
+from recipec.runtime.model.families.family import parameter_path
 from recipec.runtime.model.families.transformers import TransformersArchitecture
 from recipec.runtime.model.loading import Built, abstract_model
 from recipec.runtime.model.partition_rules import row_axes, rows_at_once

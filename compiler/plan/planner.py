@@ -39,7 +39,7 @@ from recipec.compiler.plan.timeline import timeline
 from recipec.compiler.roofline.training_step import model_flops, rows
 from recipec.compiler.wording import listing, split_layer
 from recipec.runtime.backends.torchax.placement import adapter_specs, tensor_specs
-from recipec.runtime.model.families.base import Spec
+from recipec.runtime.model.families.family import Spec
 from recipec.runtime.model.partition_rules import divisible, shards
 from recipec.spec.core_schema import flow
 

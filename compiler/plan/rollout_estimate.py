@@ -38,7 +38,7 @@ from recipec.compiler.roofline.rollout import (
 )
 from recipec.compiler.roofline.training_step import LOOKED_UP, STORED, model_flops, multiplies, shapes
 from recipec.runtime.model.adapters import arrays_of
-from recipec.runtime.model.families.base import EXPERTS, Parameter, arrays, matrices
+from recipec.runtime.model.families.family import EXPERTS, Parameter, arrays, matrices
 from recipec.runtime.model.partition_rules import data_parallel, rows_at_once, shards
 from recipec.runtime.training.objectives import compares
 

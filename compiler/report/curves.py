@@ -13,7 +13,7 @@ from recipec.compiler.pages.document import Plot, Table, Text
 from recipec.compiler.pages.html import COLORS, INK, axis, scatter
 from recipec.compiler.pages.numbers import significant
 from recipec.compiler.report.metrics import MOST, Series, centered_mean, spread, thin
-from recipec.compiler.report.run import ReportedRun
+from recipec.compiler.report.recorded_run import ReportedRun
 from recipec.compiler.wording import plural
 from recipec.runtime.metrics.loggers import EVAL, REWARD
 

@@ -9,7 +9,7 @@ from typing import Any
 from recipec.compiler.pages.document import Items, Plot, Section, Table, Text
 from recipec.compiler.pages.html import COLORS, axis, bar
 from recipec.compiler.pages.numbers import NOT_KNOWN, number, percent
-from recipec.compiler.report.run import ReportedRun
+from recipec.compiler.report.recorded_run import ReportedRun
 from recipec.compiler.wording import plural
 from recipec.runtime.data.row_counts import KINDS
 

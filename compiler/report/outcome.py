@@ -10,7 +10,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.json_value import json_value
 from recipec.compiler.pages.document import Facts, Section, Table, Text
 from recipec.compiler.pages.numbers import gib, number, significant
-from recipec.compiler.report.run import ReportedRun
+from recipec.compiler.report.recorded_run import ReportedRun
 from recipec.compiler.report.run_folder import Folder, existing_folder
 from recipec.compiler.report.sweep import Sweep, percentiles, plots, read_sweep
 from recipec.compiler.wording import plural

@@ -17,7 +17,7 @@ from recipec.compiler.plan.identity import name
 from recipec.compiler.plan.planner import job, plan
 from recipec.compiler.plan.pool import cached
 from recipec.compiler.plan.results import PLAN
-from recipec.compiler.report.run import ReportedRun
+from recipec.compiler.report.recorded_run import ReportedRun
 from recipec.spec.core_schema import flow
 
 if TYPE_CHECKING:

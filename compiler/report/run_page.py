@@ -23,7 +23,7 @@ from recipec.compiler.report.curves import curves, plots_of
 from recipec.compiler.report.data_rows import data_section
 from recipec.compiler.report.live import FAILED, STOPPED
 from recipec.compiler.report.metrics import spread
-from recipec.compiler.report.run import ReportedRun
+from recipec.compiler.report.recorded_run import ReportedRun
 from recipec.compiler.report.run_values import differences, recipe_section
 from recipec.compiler.wording import mesh_axes, plural
 from recipec.runtime.metrics.loggers import CRITERIA, Criterion

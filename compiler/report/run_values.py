@@ -21,7 +21,7 @@ from recipec.spec.structure import field_at
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
-    from recipec.compiler.report.run import ReportedRun
+    from recipec.compiler.report.recorded_run import ReportedRun
     from recipec.spec.language import Recipe
     from recipec.spec.load import Loaded
 

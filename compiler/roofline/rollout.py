@@ -23,7 +23,7 @@ from recipec.compiler.lowering.sizes import BYTES, tp_sizes
 from recipec.compiler.pages.numbers import gib_number
 from recipec.compiler.roofline.training_step import STORED, state_bytes
 from recipec.compiler.wording import mesh_axes
-from recipec.runtime.model.families.base import arrays, matrices
+from recipec.runtime.model.families.family import arrays, matrices
 from recipec.runtime.model.partition_rules import DATA, shards
 from recipec.runtime.model.slots_read import mean_read
 from recipec.spec.language import Rollout

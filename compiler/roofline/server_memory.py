@@ -28,7 +28,7 @@ from recipec.compiler.vllm import features
 from recipec.compiler.vllm.blocks import SMALL_HEAD, batched_kernel, decode_blocks, default_block, read_tokens
 from recipec.compiler.vllm.flags import by_flag
 from recipec.compiler.wording import split_layer
-from recipec.runtime.model.families.base import EXPERTS, HYBRID, LINEAR, Parameter
+from recipec.runtime.model.families.family import EXPERTS, HYBRID, LINEAR, Parameter
 from recipec.runtime.model.families.vision import PATH as TOWER
 
 if TYPE_CHECKING:

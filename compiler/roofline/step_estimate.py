@@ -22,16 +22,16 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from recipec.compiler.lowering.assumed_pictures import row_patches
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.libtpu import own_profile, profiles
-from recipec.compiler.lowering.pictures import row_patches
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.roofline.rollout import kept_bytes
 from recipec.compiler.roofline.training_step import STORED, first_trained, rows, shapes, state_bytes
 from recipec.compiler.wording import split_layer
-from recipec.runtime.model.families.base import EXPERTS, Spec, matrices
 from recipec.runtime.model.families.description import DecoderArchitecture
+from recipec.runtime.model.families.family import EXPERTS, Spec, matrices
 from recipec.runtime.model.partition_rules import shards
 from recipec.runtime.training.objectives import OBJECTIVES
 

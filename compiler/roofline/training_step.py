@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from recipec.compiler.lowering.pictures import row_patches
+from recipec.compiler.lowering.assumed_pictures import row_patches
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.runtime_settings import attention_block
 from recipec.compiler.lowering.sizes import BYTES, beside_bytes
 from recipec.compiler.wording import split_layer
 from recipec.runtime.model.adapters import arrays_of
 from recipec.runtime.model.families import Architecture
-from recipec.runtime.model.families.base import CHUNKED, EXPERTS, Parameter, matrices
+from recipec.runtime.model.families.family import CHUNKED, EXPERTS, Parameter, matrices
 from recipec.runtime.model.families.vision import PATH as VISION
 from recipec.runtime.model.partition_rules import resolved, shards
 from recipec.runtime.training.objectives import OBJECTIVES, compares

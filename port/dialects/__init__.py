@@ -72,7 +72,9 @@ KNOWN = {
     ),
     "trl": Known("trl", "dataset_name, use_peft, max_length, attn_implementation", _GPUS, scripts=True),
     "trainer": Known(
-        "trainer", "per_device_train_batch_size, adam_epsilon, logging_first_step", ("adapter_config", *_GPUS)
+        "trainer",
+        "per_device_train_batch_size, adam_epsilon, logging_first_step",
+        ("adapter_config", *_GPUS),
     ),
     "torchtune": Known(
         "torchtune", "model._component_, tokenizer._component_", interpolates=True, extra=True

@@ -14,8 +14,8 @@ from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys, table, words
 from recipec.port.meaning import conversion, datasets, images, reinforcement, rows, templates
 from recipec.port.meaning.losses import UNPAIRED
-from recipec.port.names import known, tokenizer_of
 from recipec.port.refusals import E1143, E1145, E1147
+from recipec.port.tool_names import known, tokenizer_of
 from recipec.runtime.data.messages import ALIASES, ROLES
 from recipec.spec.codes import Code
 

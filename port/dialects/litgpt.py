@@ -13,9 +13,9 @@ from recipec.port.keys import Keys, defaults_of, keys_of, pretraining, table, to
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, conversion, datasets, model_names, training
 from recipec.port.meaning.run import Run
-from recipec.port.names import known, tokenizer_of
 from recipec.port.refusals import E1143, E1144, E1145, E1148, E1149, E1160, E1163
 from recipec.port.rules import common, directory, follow, mappings
+from recipec.port.tool_names import known, tokenizer_of
 
 NAME = "litgpt"
 TITLE = "litgpt"

@@ -10,7 +10,7 @@ from typing import Any
 from recipec.compiler.catalog import Model
 from recipec.compiler.lowering.format_keys import ALONE
 from recipec.compiler.wording import listing
-from recipec.port.common import say_start
+from recipec.port.common_keys import say_start
 from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import OFF, Keys, defaults_of, keys_of, table, tools, words
 from recipec.port.ledger import Ledger, Verdict
@@ -28,9 +28,9 @@ from recipec.port.meaning import (
     training_arguments,
 )
 from recipec.port.meaning.run import Run
-from recipec.port.names import of_model
 from recipec.port.refusals import E1142, E1143, E1145, E1146, E1147, E1149, E1150, E1163, E1180
 from recipec.port.rules import balance, common, follow, model, tokens
+from recipec.port.tool_names import of_model
 from recipec.runtime.data.messages import ALIASES, CALLS, ROLES
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.codes import Code

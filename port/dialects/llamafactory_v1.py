@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from recipec.compiler.wording import listing
-from recipec.port.common import say_start
+from recipec.port.common_keys import say_start
 from recipec.port.dialects.llamafactory import E1151, LOSSES, own_file, target_modules
 from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import REASONS, Keys, defaults_of, keys_of, table, words

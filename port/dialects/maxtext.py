@@ -27,9 +27,9 @@ from recipec.port.meaning import (
     training,
 )
 from recipec.port.meaning.run import Run
-from recipec.port.names import known
 from recipec.port.refusals import E1142, E1143, E1144, E1149, E1150, E1160, E1163, E1164, E1180
 from recipec.port.rules import common, directory, follow, passive
+from recipec.port.tool_names import known
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.yaml_document import Refused
 

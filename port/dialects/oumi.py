@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipec.compiler.catalog import Model
-from recipec.port.common import say_common
+from recipec.port.common_keys import say_common
 from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import Keys, defaults_of, keys_of, table, words
 from recipec.port.ledger import Ledger

@@ -10,7 +10,7 @@ from typing import Any
 
 from recipec.compiler.catalog import Model, entries
 from recipec.compiler.wording import listing
-from recipec.port.common import say_start
+from recipec.port.common_keys import say_start
 from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import Keys, defaults_of, keys_of, table, words
 from recipec.port.ledger import Ledger
@@ -30,9 +30,9 @@ from recipec.port.meaning import (
 from recipec.port.meaning.model_names import Named
 from recipec.port.meaning.rows import Rows
 from recipec.port.meaning.run import Run
-from recipec.port.names import known
 from recipec.port.refusals import E1142, E1143, E1146, E1147, E1149, E1160, E1180
 from recipec.port.rules import balance, common, follow, passive, tokens
+from recipec.port.tool_names import known
 from recipec.runtime.training.objectives import OBJECTIVES
 
 NAME = "swift"

@@ -26,9 +26,9 @@ from recipec.port.meaning import (
 from recipec.port.meaning.model_names import Named
 from recipec.port.meaning.rows import Rows
 from recipec.port.meaning.run import Run
-from recipec.port.names import known
 from recipec.port.refusals import E1142, E1143, E1144, E1145, E1148, E1149, E1150, E1160, E1163, E1164
 from recipec.port.rules import common, directory, follow, mappings
+from recipec.port.tool_names import known
 
 NAME = "torchtune"
 TITLE = "torchtune"

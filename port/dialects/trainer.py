@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recipec.compiler.catalog import Model
-from recipec.port.common import say_common
+from recipec.port.common_keys import say_common
 from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import Keys, defaults_of, table, words
 from recipec.port.ledger import Ledger

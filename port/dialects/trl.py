@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from recipec.compiler.wording import listing
-from recipec.port.common import COMMON, say_methods, say_tokens
+from recipec.port.common_keys import COMMON, say_methods, say_tokens
 from recipec.port.engine import Rule, Says, Statements
 from recipec.port.keys import REASONS, Keys, as_number, defaults_of, keys_of, table, tools, words
 from recipec.port.ledger import Ledger

@@ -22,9 +22,9 @@ from recipec.port.meaning import adapters, datasets, model_names, rows, sharding
 from recipec.port.meaning.rows import Rows
 from recipec.port.meaning.run import Run
 from recipec.port.meaning.training import E1162
-from recipec.port.names import known, tokenizer_of
 from recipec.port.refusals import E1143, E1144, E1160, E1163, E1164
 from recipec.port.rules import common, follow, mappings, unused
+from recipec.port.tool_names import known, tokenizer_of
 
 NAME = "tunix"
 TITLE = "Tunix"

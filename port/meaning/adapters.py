@@ -18,9 +18,9 @@ from recipec.compiler.wording import listing
 from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys, as_number, table
 from recipec.port.meaning import experts, images
-from recipec.port.names import known, of_model
 from recipec.port.refusals import E1145, E1146, E1148, E1160, E1164
-from recipec.runtime.model.families.decoder import DecoderArchitecture
+from recipec.port.tool_names import known, of_model
+from recipec.runtime.model.families.decoder_family import DecoderArchitecture
 from recipec.runtime.peft.adapter import EMBEDDED
 from recipec.spec.core_schema import flow
 from recipec.spec.language.lora import PROJECTIONS

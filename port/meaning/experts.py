@@ -17,7 +17,7 @@ from recipec.compiler.catalog import Model
 from recipec.compiler.wording import listing
 from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys, as_number
-from recipec.port.names import known
+from recipec.port.tool_names import known
 
 
 class Halved(ValueError):

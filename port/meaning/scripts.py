@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipec.compiler.wording import listing
-from recipec.port import common
+from recipec.port import common_keys
 from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys, table
 from recipec.port.meaning import losses, templates
@@ -519,7 +519,7 @@ def _set_up(keys: Keys, form: str, named: Named | None) -> Statements[bool]:
         if keys.given("add_tokens"):
             yield keys.learned(key, (None,), "recipec does not add its tokens to those of add_tokens")
             return False
-        rows = common.grown(keys, len(CHATML))
+        rows = common_keys.grown(keys, len(CHATML))
         sets = {"model.add_tokens": dict.fromkeys(CHATML), **({"model.vocab_size": rows} if rows else {})}
         note = "its two tokens are added; adapters train their rows only with lora.modules_to_save"
     if form != "text":

@@ -16,7 +16,7 @@ from recipec.compiler.catalog import Model
 from recipec.port.engine import Says
 from recipec.port.keys import Keys
 from recipec.port.meaning.model_names import chat_sibling
-from recipec.port.names import known, tokenizer_of, written_by
+from recipec.port.tool_names import known, tokenizer_of, written_by
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..model.adapters import LoraSettings
 from ..peft.adapter import located
-from ..training.arguments import Arguments, parser_of
+from ..training.script_arguments import Arguments, parser_of
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ..model.selection import train_only
 from ..peft.adapter import ROWS, open_adapter
 from ..peft.exporting import adapter_config, module_prefix
 from ..peft.fitting import fitting
-from ..peft.names import WRAPPER, whole_sources
+from ..peft.peft_names import WRAPPER, whole_sources
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 

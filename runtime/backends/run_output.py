@@ -18,7 +18,7 @@ from ..model.adapters import PARTS, LoraSettings, Matrices
 from ..model.initial import joined, plain
 from ..peft.adapter import ROWS
 from ..peft.exporting import adapter_config, config_bytes, write_weights
-from ..peft.names import ADAPTER_CONFIG, WEIGHTS
+from ..peft.peft_names import ADAPTER_CONFIG, WEIGHTS
 from ..settings import ModelSettings
 from ..weights.checkpoint import CONFIG, HFCheckpoint
 from ..weights.safetensors_files import write_arrays

@@ -19,7 +19,7 @@ from ..addresses import path_of, reached
 from ..errors import UserError
 from . import manifest
 from .record import check_data_state
-from .steps import ITEM, step_folders
+from .saved_steps import ITEM, step_folders
 
 OPTIMIZER = "optimizer_state"
 METADATA = "_CHECKPOINT_METADATA"

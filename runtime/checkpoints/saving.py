@@ -51,7 +51,7 @@ from ..sections import LocalCheckpoint
 from ..stores import failed, passing
 from . import manifest
 from .resuming import DATA, EVALUATIONS, OPTIMIZER, ResumePoint, examine
-from .steps import ITEM, saved_steps, step_folders, unfinished
+from .saved_steps import ITEM, saved_steps, step_folders, unfinished
 
 
 class Kept(nnx.Module):

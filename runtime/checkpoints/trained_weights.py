@@ -31,7 +31,7 @@ from ..model.adapters import (
     build_adapters,
     lora_settings,
 )
-from ..model.families.base import Parameter, Source, parameter_path
+from ..model.families.family import Parameter, Source, parameter_path
 from ..model.initial import joined, plain
 from ..model.older_names import of_older_version, older_run
 from ..model.selection import train_only, trained_whole
@@ -39,7 +39,7 @@ from ..untrusted import MATCH_SECONDS, TooLong, limit
 from ..weights.checkpoint import CONFIG, HFCheckpoint
 from .first_adapters import read_initial
 from .record import EARLIER, LOCK, OTHER_RUN, read_record, short, unreadable
-from .steps import ITEM, LATEST, absolute, check_whole, choose_step, step_folders, unfinished
+from .saved_steps import ITEM, LATEST, absolute, check_whole, choose_step, step_folders, unfinished
 
 
 @dataclass(frozen=True)

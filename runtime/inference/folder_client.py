@@ -17,7 +17,7 @@ from ..clients.client import STATUS, Client, ServerError
 from ..errors import UserError
 from ..merging.journal import JOURNAL
 from ..model.sampling import Sampling
-from ..peft.names import ADAPTER_CONFIG
+from ..peft.peft_names import ADAPTER_CONFIG
 from .loaded_model import LoadedModel, base_of, load_model, served_sampling, unsupported
 from .text_generator import ROWS, Answer, Request, TextGenerator, TextStream
 

@@ -27,7 +27,7 @@ from ..model.sharding import start_mesh, tpu_devices
 from ..peft.adapter import open_adapter
 from ..peft.fitting import fitting, settings_of
 from ..peft.importing import arrays_of
-from ..peft.names import ADAPTER_CONFIG
+from ..peft.peft_names import ADAPTER_CONFIG
 from ..process_memory import available_memory
 from ..progress import Progress, readable_size
 from ..settings import MeshSettings, ModelSettings

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from ..checkpoints.trained_weights import Delta, ReplacedTensor
-from ..model.families.base import Source
+from ..model.families.family import Source
 from ..weights.checkpoint import HFCheckpoint
 
 Change: TypeAlias = "Delta | ReplacedTensor"

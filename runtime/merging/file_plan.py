@@ -15,7 +15,7 @@ from ..weights.safetensors_files import DTYPES, encode_header
 from .arithmetic import Change
 
 if TYPE_CHECKING:
-    from .quantization import Quantization
+    from .compressed_tensors import Quantization
 
 AS_BASE = "base"
 """The max_shard_size that keeps the base's own split into files."""

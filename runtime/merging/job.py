@@ -17,14 +17,14 @@ from etils import epath
 from ..addresses import open_address
 from ..checkpoints import manifest
 from ..checkpoints.record import LOCK
-from ..checkpoints.steps import ITEM
+from ..checkpoints.saved_steps import ITEM
 from ..checkpoints.trained_weights import Delta, TrainedAdapters, TrainedWeights
 from ..data.stops import GENERATION, files_of, new_stops, with_stops, with_stops_for_adapter
 from ..data.tokenizer import with_tokens
 from ..errors import Spoiled, UserError
 from ..model.reach import Reach, reach
 from ..peft.exporting import adapter_config, config_bytes, write_weights
-from ..peft.names import ADAPTER_CONFIG, WEIGHTS, tied_embedding
+from ..peft.peft_names import ADAPTER_CONFIG, WEIGHTS, tied_embedding
 from ..progress import readable_size
 from ..settings import ModelSettings
 from ..weights.checkpoint import CONFIG, INDEX, HFCheckpoint
@@ -38,7 +38,7 @@ from .tokenizer_files import tokenizer_of, with_own
 from .writer import Sink, write_shards
 
 if TYPE_CHECKING:
-    from .quantization import Quantization
+    from .compressed_tensors import Quantization
 
 CARD = "README.md"
 NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, "SHA256SUMS")

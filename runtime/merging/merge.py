@@ -15,20 +15,20 @@ from typing import Any
 
 from ..addresses import check_uploads, is_address, read_by_orbax
 from ..build_check import demand_whole
-from ..checkpoints.steps import LATEST, step_losses
+from ..checkpoints.saved_steps import LATEST, step_losses
 from ..checkpoints.trained_weights import TrainedAdapters, load_trained
 from ..errors import UserError, guarded, say
 from ..interrupts import Interrupted, Interrupts
 from ..metrics import run_facts
 from ..peft.importing import import_adapter
-from ..peft.names import refuse_rows
+from ..peft.peft_names import refuse_rows
 from ..progress import readable_size
 from ..settings import ModelSettings
 from ..weights.locate import open_base
 from .arithmetic import use_host_only
+from .compressed_tensors import FORMATS
 from .file_plan import plan_merge
 from .job import MergeJob, MergeSettings, adapter_bytes, identity, merge, needed, output_folder
-from .quantization import FORMATS
 from .tokenizer_files import own_files
 from .verify import verify_merge
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..checkpoints.record import LOCK
 from ..data.file_rows import HUB, address_of
 from ..model.reach import Reach
-from ..peft.names import refused_parts
+from ..peft.peft_names import refused_parts
 from ..training.objectives import OBJECTIVES, settings_of
 
 FIELDS = (

@@ -1,12 +1,12 @@
 """Verify a merge against the trained model: `merge.py --verify`. This needs no torch.
 
-It hashes the files first. Then it compares tensors with an independent computation
-(runtime.merging.sampling). If memory allows, it compares logits in float32 on a few fixed rows of tokens, in
-train.py's decoder or, for models without a family of their own, in transformers. Four models are compared:
-(1) what was trained: the base with its adapters, or all weights of a run without LoRA; (2) the base with the
-merge rule applied in memory, not rounded: tests the rule; (3) the same, rounded: shows the effect of
-rounding; (4) the merged checkpoint from its files, which will be served and has to equal (3). Adapters that
-were trained on quantized weights are merged into, and compared on, the weights before quantization.
+It hashes the files first. Then it compares tensors with an independent computation (`tensor_samples`). If
+memory allows, it compares logits in float32 on a few fixed rows of tokens, in train.py's decoder or, for
+models without a family of their own, in transformers. Four models are compared: (1) what was trained: the
+base with its adapters, or all weights of a run without LoRA; (2) the base with the merge rule applied in
+memory, not rounded: tests the rule; (3) the same, rounded: shows the effect of rounding; (4) the merged
+checkpoint from its files, which will be served and has to equal (3). Adapters that were trained on quantized
+weights are merged into, and compared on, the weights before quantization.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..settings import MeshSettings, ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from .arithmetic import in_memory
 from .merged_files import UNUSABLE, check_files
-from .sampling import check_tensors
+from .tensor_samples import check_tensors
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

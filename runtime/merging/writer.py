@@ -32,7 +32,7 @@ from .file_plan import MergePlan, Piece, Shard
 from .journal import Journal
 
 if TYPE_CHECKING:
-    from .quantization import Quantization
+    from .compressed_tensors import Quantization
 
 COPY_BYTES = 1 << 23
 """Bytes of an unchanged tensor that are copied at a time."""

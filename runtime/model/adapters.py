@@ -20,7 +20,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..sections import Lora
-from .families.base import PREFIXES, Architecture, Family, LoraTarget, Parameter, Source, Spec, arrays, sites
+from .families.family import (
+    PREFIXES,
+    Architecture,
+    Family,
+    LoraTarget,
+    Parameter,
+    Source,
+    Spec,
+    arrays,
+    sites,
+)
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,8 +15,8 @@ from flax import nnx
 
 from .attention import Scoring, attend
 from .experts import Mixture
-from .families.base import CHUNKED
 from .families.description import Norm
+from .families.family import CHUNKED
 from .layers import (
     ACTIVATIONS,
     HEADS,

@@ -15,7 +15,7 @@ from . import sharding
 from .attention import collect, deal
 from .decoder import Decoder
 from .families import Architecture, Family
-from .families.base import Spec
+from .families.family import Spec
 from .layers import Batch, Images
 from .quantize import rounded_operands, rounding
 from .trained import trained_rows

@@ -22,8 +22,8 @@ from . import sharding
 from .adapters import EMBEDDING, TOKEN_ROWS, Adapter, LoraSettings, Matrices, build_adapters
 from .decoder import Decoder
 from .families import Architecture, Family
-from .families.base import Parameter, Source, Spec
-from .families.decoder import described
+from .families.decoder_family import described
+from .families.family import Parameter, Source, Spec
 from .forward import Forward
 from .initial import initial_pair
 from .layers import Config

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .families.base import EXPERTS, Parameter, Spec
+from .families.family import EXPERTS, Parameter, Spec
 
 Rule = tuple[str, Spec]
 """A regular expression over a whole parameter path, and the sharding of what it matches."""

@@ -37,7 +37,7 @@ from ..sections import FakeQuantization
 from ..settings import ModelSettings
 from . import sharding
 from .families import Architecture, Family
-from .families.base import LoraTarget, Parameter, Spec, matrices
+from .families.family import LoraTarget, Parameter, Spec, matrices
 from .partition_rules import Placement, resolved, shards
 
 TYPES = {"nf4": jnp.uint4, "int8": jnp.int8, "fp8": jnp.float8_e4m3fn}

@@ -20,7 +20,7 @@ import numpy as np
 from ..weights.checkpoint import SINGLE, HFCheckpoint
 from ..weights.files import Files
 from .families import family_of
-from .families.base import Names, Source
+from .families.family import Names, Source
 
 DEFAULT = Names()
 BLOCK = 1 << 20

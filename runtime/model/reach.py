@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .adapters import Adapter
-from .families.base import EXPERTS, Parameter
+from .families.family import EXPERTS, Parameter
 
 
 @dataclass(frozen=True)

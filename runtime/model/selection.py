@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .adapters import EMBEDDING, TOKEN_ROWS, LoraSettings, matches
-from .families.base import Parameter, Source
+from .families.family import Parameter, Source
 
 
 def trained_whole(parameters: Sequence[Parameter], lora: LoraSettings | None) -> tuple[Parameter, ...]:

@@ -20,7 +20,7 @@ from flax import nnx
 
 from ..weights.checkpoint import HFCheckpoint
 from .adapters import EMBEDDING, TOKEN_ROWS, LoraSettings
-from .families.base import Parameter
+from .families.family import Parameter
 from .selection import trained_whole
 
 EMBEDDER, _, TABLE = EMBEDDING.rpartition(".")

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from ..addresses import is_address
 from ..errors import UserError
 from ..model.adapters import means
-from ..model.families.base import LAYERS, PREFIXES
+from ..model.families.family import LAYERS, PREFIXES
 from ..weights.files import Files, json_object
 from ..weights.headers import Tensor, files_of, numpy_type, read_header
-from .names import ADAPTER_CONFIG, WEIGHTS, WRAPPER
+from .peft_names import ADAPTER_CONFIG, WEIGHTS, WRAPPER
 
 if TYPE_CHECKING:
     import numpy as np

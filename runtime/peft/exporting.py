@@ -15,7 +15,7 @@ from ..model.adapters import LoraSettings, Value, compiled, means
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.safetensors_files import Writable, write_arrays
-from .names import (
+from .peft_names import (
     WRAPPER,
     has_parameters,
     keys_as_values,

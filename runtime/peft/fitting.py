@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..model.adapters import Adapter, LoraSettings, Value, build_adapters, by_pattern
 from ..untrusted import MATCH_SECONDS, TooLong, limit
 from .adapter import AGAIN, LAYER, MERGE, ROWS, WHICH, PeftAdapter, PeftConfig
-from .names import (
+from .peft_names import (
     ADAPTER_CONFIG,
     Known,
     has_parameters,

@@ -21,8 +21,8 @@ from flax import nnx
 from ..checkpoints.first_adapters import write_initial
 from ..checkpoints.record import LOCK, read_record, write_record
 from ..checkpoints.resuming import CHECK, IMPORTED, digest
+from ..checkpoints.saved_steps import ITEM, absolute, step_folders
 from ..checkpoints.saving import Preserved, cause, manager
-from ..checkpoints.steps import ITEM, absolute, step_folders
 from ..checkpoints.trained_weights import recorded_lora
 from ..errors import UserError
 from ..merging.arithmetic import use_host_only
@@ -34,7 +34,7 @@ from ..weights.checkpoint import HFCheckpoint
 from ..weights.headers import Tensor
 from .adapter import PeftAdapter, open_adapter
 from .fitting import BUILD, fitting
-from .names import plain
+from .peft_names import plain
 
 
 def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, directory: Path | str) -> int:

@@ -24,7 +24,7 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
 from ..merging.verify import logits as logits_of
-from ..model.families.base import parameter_path
+from ..model.families.family import parameter_path
 from ..model.loading import Built, build
 from ..model.sharding import Rows, arrange
 from ..settings import RunSettings

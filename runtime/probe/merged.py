@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..merging.file_plan import plan_merge
 from ..merging.job import MergeJob, MergeSettings, identity, merge, output_folder
 from ..merging.merged_files import check_files
-from ..merging.sampling import check_tensors
+from ..merging.tensor_samples import check_tensors
 from ..merging.verify import compare
 from ..settings import RunSettings
 from ..weights.checkpoint import HFCheckpoint

@@ -31,7 +31,7 @@ from ..model.quantize import Layout, dequantize, layouts, quantize
 from ..peft.adapter import PeftAdapter, located, open_adapter
 from ..peft.fitting import fitting
 from ..peft.importing import arrays_of, notes, origin
-from ..peft.names import ADAPTER_CONFIG
+from ..peft.peft_names import ADAPTER_CONFIG
 from ..settings import RunSettings
 from ..weights.checkpoint import HFCheckpoint
 from .first_values import computed, residual, values_of

@@ -21,7 +21,7 @@ from http.client import HTTPException
 
 import jax
 
-from ..checkpoints.steps import saved_steps
+from ..checkpoints.saved_steps import saved_steps
 from ..errors import UserError, guarded, say
 from ..hosts.group import ProcessGroup, together
 from ..hosts.single import SINGLE, SingleProcess, alone

@@ -11,7 +11,7 @@ import numpy as np
 from ..checkpoints.trained_weights import Delta
 from ..merging.arithmetic import in_memory
 from ..model.adapters import LoraSettings, Matrices, build_adapters
-from ..model.families.base import Source
+from ..model.families.family import Source
 from ..model.initial import Start, first_values
 from ..progress import Progress
 from ..weights.checkpoint import HFCheckpoint

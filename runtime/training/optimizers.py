@@ -19,7 +19,7 @@ import optax
 from jax.typing import DTypeLike
 
 from ..model import sharding
-from ..model.families.base import parameter_path
+from ..model.families.family import parameter_path
 
 
 class MasterWeights(NamedTuple):

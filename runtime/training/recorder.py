@@ -12,7 +12,7 @@ from flax import nnx
 from ..checkpoints.trained_weights import hugging_face
 from ..data.token_cache import installed
 from ..model.adapters import PARTS
-from ..model.families.base import parameter_path
+from ..model.families.family import parameter_path
 from ..model.loading import Built
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint

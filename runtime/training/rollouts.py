@@ -24,7 +24,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..addresses import path_of, reached, write_whole
-from ..checkpoints.steps import saved_steps
+from ..checkpoints.saved_steps import saved_steps
 from ..data.batches import Batch
 from ..data.prompt_order import PromptSchedule
 from ..errors import UserError, say

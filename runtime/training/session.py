@@ -29,8 +29,8 @@ from ..checkpoints.record import (
     renew_record,
     write_record,
 )
+from ..checkpoints.saved_steps import step_folders
 from ..checkpoints.saving import LocalCheckpoints
-from ..checkpoints.steps import step_folders
 from ..checkpoints.trained_weights import check_model
 from ..compilation_cache import cache_directory, keep_compiled
 from ..data.prepare import PreparedData, Tokenizing, prepare
@@ -64,8 +64,8 @@ from ..settings import CheckpointSettings, ModelSettings, RunSettings, TrainSett
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.locate import locate_model
 from ..weights.quantized_formats import sentence
-from .arguments import Arguments
 from .ending import out_of_memory
+from .script_arguments import Arguments
 from .trace import check_writable
 
 if TYPE_CHECKING:

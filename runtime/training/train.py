@@ -29,10 +29,10 @@ from ..settings import (
     TrainSettings,
 )
 from .adapter_start import first_values, start_from
-from .arguments import Arguments, parser_of
 from .ending import attended, farewell, watching
 from .recorder import Recorder
 from .reinforcement import Reinforced, scoring
+from .script_arguments import Arguments, parser_of
 from .session import Session, begin, checkpoint_directory
 from .teacher import build_teacher
 from .trainer import Checkpointing, Trainer

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from ..model.families.base import LAYERS, TIE, Architecture, Family, Source, arrays, text_config
+from ..model.families.family import LAYERS, TIE, Architecture, Family, Source, arrays, text_config
 from .files import Files
 from .headers import FLOATING, Tensor
 

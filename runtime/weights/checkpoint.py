@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..model.families import Architecture, Family, UnsupportedCheckpoint, family_of
-from ..model.families.base import Source
+from ..model.families.family import Source
 from .added_rows import grown
 from .agreement import (
     CONFIG,

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ..errors import UserError
-from ..model.families.base import Family, UnsupportedCheckpoint
+from ..model.families.family import Family, UnsupportedCheckpoint
 from ..progress import readable_size
 from .agreement import QUANTIZATION, Fault, Kind, Stored
 from .files import AGAIN, Files

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from recipec.spec import language
-from recipec.spec.language import base, data, distill, images, reinforcement, train
+from recipec.spec.language import data, distill, images, reinforcement, section, train
 
 PATH = "runtime/sections.py"
 
-SECTIONS: tuple[type[base.Section], ...] = (
+SECTIONS: tuple[type[section.Section], ...] = (
     train.Log,
     train.EarlyStopping,
     train.Generations,
@@ -38,7 +38,7 @@ SECTIONS: tuple[type[base.Section], ...] = (
 )
 """What a run reads, in the order of its classes: a section comes after the sections within it."""
 
-ELSEWHERE: Mapping[type[base.Section], tuple[str, ...]] = {
+ELSEWHERE: Mapping[type[section.Section], tuple[str, ...]] = {
     # Scripts build the optimizer and the schedule, and ModelSettings has what changes the model.
     language.Train: ("optimizer", "schedule", "trainable_modules", "qat"),
     # Another ModelSettings has the teacher.
@@ -73,7 +73,7 @@ def text() -> str:
     return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
 
 
-def _class(section: type[base.Section]) -> str:
+def _class(section: type[section.Section]) -> str:
     fields = {
         key: value for key, value in section.model_fields.items() if key not in ELSEWHERE.get(section, ())
     }
@@ -116,7 +116,7 @@ def _default(value: FieldInfo) -> str | None:
     if value.default_factory_takes_validated_data:
         return "None" if NoneType in get_args(value.annotation) else repr(value.default_factory({}))
     default = value.default_factory()  # type: ignore[call-arg]
-    if isinstance(default, base.Section):
+    if isinstance(default, section.Section):
         return f"field(default_factory={type(default).__name__})"
     if isinstance(default, dict):
         assert not default

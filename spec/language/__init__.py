@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from recipec.spec.language.base import Section
 from recipec.spec.language.data import Data, Source
 from recipec.spec.language.launch import Cost, Launch
 from recipec.spec.language.lora import Lora
@@ -13,6 +12,7 @@ from recipec.spec.language.mesh import Mesh, Remat, Sharding, ShardingRule
 from recipec.spec.language.model import Model
 from recipec.spec.language.recipe import Recipe
 from recipec.spec.language.reinforcement import Reward, RewardLimits, Rollout
+from recipec.spec.language.section import Section
 from recipec.spec.language.serve import Benchmark, Evaluate, Serve
 from recipec.spec.language.train import Cache, Checkpoint, Log, Merge, Optimizer, Schedule, Train
 from recipec.spec.versions import VERSION

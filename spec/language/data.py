@@ -8,8 +8,8 @@ from pydantic import BeforeValidator, GetJsonSchemaHandler, WithJsonSchema, mode
 from pydantic_core import CoreSchema, PydanticKnownError
 
 from recipec.spec.core_schema import flow
-from recipec.spec.language.base import E0104, E0109, Section, distinct, fault, field
 from recipec.spec.language.images import Images
+from recipec.spec.language.section import E0104, E0109, Section, distinct, fault, field
 
 Format = Literal[
     "chat", "instruction", "prompt_completion", "text", "preference", "unpaired_preference", "prompt"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipec.spec.language.base import Section, field
+from recipec.spec.language.section import Section, field
 
 
 class Images(Section):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from recipec.spec.language.base import Section, distinct, field
+from recipec.spec.language.section import Section, distinct, field
 
 KINDS = {
     "tpu-vm": "Cloud TPU VMs, with gcloud.",

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from recipec.spec.core_schema import flow
-from recipec.spec.language.base import E0103, E0105, E0106, E0109, Section, distinct, fault, field
+from recipec.spec.language.section import E0103, E0105, E0106, E0109, Section, distinct, fault, field
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, WithJsonSchema
 
 from recipec.spec import words
-from recipec.spec.language.base import E0101, E0106, E0107, E0110, Problem, Section, fault, field
+from recipec.spec.language.section import E0101, E0106, E0107, E0110, Problem, Section, fault, field
 
 AXES = ("dcn", "fsdp", "cp", "ep", "tp")
 """The mesh axes: dcn between slices, fsdp and tp as annotated in Tunix's models, cp for tokens and ep for

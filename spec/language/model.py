@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from recipec.spec.language.base import Section, field
+from recipec.spec.language.section import Section, field
 
 
 class Model(Section):

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema, model_validator
 
 from recipec.spec import versions
-from recipec.spec.language.base import E0106, Section, fault, field, section
 from recipec.spec.language.data import Data
 from recipec.spec.language.launch import Budget, Cost, Launch
 from recipec.spec.language.lora import Lora
 from recipec.spec.language.mesh import Mesh, Remat, Sharding, Xla
 from recipec.spec.language.model import Model
 from recipec.spec.language.reinforcement import Grpo, Reward, RewardLimits, Rollout
+from recipec.spec.language.section import E0106, Section, fault, field, section
 from recipec.spec.language.serve import Benchmark, Evaluate, Serve
 from recipec.spec.language.train import Cache, Checkpoint, Merge, Train, default_rate
 from recipec.spec.versions import E0108

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from recipec.spec.language.base import E0107, E0110, LARGEST, Problem, Section, distinct, field
 from recipec.spec.language.data import TRANSFORM
 from recipec.spec.language.mesh import Axes
+from recipec.spec.language.section import E0107, E0110, LARGEST, Problem, Section, distinct, field
 
 
 class Grpo(Section):

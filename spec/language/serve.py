@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from recipec.spec.core_schema import flow
 from recipec.spec.key_paths import Part, join
-from recipec.spec.language.base import E0103, E0105, LARGEST, Section, distinct, fault, field
+from recipec.spec.language.section import E0103, E0105, LARGEST, Section, distinct, fault, field
 
 
 def _finite(value: Any) -> Any:

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from recipec.spec.codes import Code
-from recipec.spec.language.base import E0107, E0110, LARGEST, Problem, Section, distinct, field, section
 from recipec.spec.language.distill import Distill
 from recipec.spec.language.reinforcement import Grpo
+from recipec.spec.language.section import E0107, E0110, LARGEST, Problem, Section, distinct, field, section
 
 
 def _b2_of_optimizer(values: dict[str, Any]) -> float:

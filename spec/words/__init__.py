@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from recipec.spec.words.keys import KEYS
+from recipec.spec.words.tool_keys import KEYS
 from recipec.spec.words.values import VALUES
 
 NEAR = 0.75

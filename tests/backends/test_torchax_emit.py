@@ -12,7 +12,7 @@ from recipec.compiler.checks.backends import check_torchax as check
 from recipec.compiler.emitters.torchax import emit_torchax
 from recipec.compiler.emitters.train import emit_train
 from recipec.runtime.backends.torchax.placement import adapter_specs, tensor_specs
-from recipec.runtime.model.families.base import Spec
+from recipec.runtime.model.families.family import Spec
 from recipec.runtime.model.partition_rules import Rule
 from tests.emit.emitting import program_of, tool
 

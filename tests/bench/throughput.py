@@ -221,7 +221,7 @@ def stock(folder: Path, case: Case) -> float:
     from recipec.runtime.data.prepare import prepare
     from recipec.runtime.data.tokenizer import load_tokenizer
     from recipec.runtime.model.families import family_of
-    from recipec.runtime.model.families.decoder import described
+    from recipec.runtime.model.families.decoder_family import described
     from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
     from tests.tunix_models import gemma4_config
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog import quantization
+from recipec.compiler.catalog import quantized_checkpoints
 from recipec.runtime.model.families import FAMILIES, Architecture, Family
-from recipec.runtime.model.families.base import FULL, SLIDING
-from recipec.runtime.model.families.decoder import DecoderArchitecture, DecoderFamily
+from recipec.runtime.model.families.decoder_family import DecoderArchitecture, DecoderFamily
+from recipec.runtime.model.families.family import FULL, SLIDING
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ENTRIES = {name: entry for name, entry in catalog.entries().items() if "unsupported" not in entry}
@@ -258,12 +258,12 @@ def test_every_gemma_entry_has_a_tested_base_model() -> None:
 
 def test_fp8_weights_are_assumed_only_for_the_publishers_id(tmp_path) -> None:
     """Another publisher's copy may have plain weights: its name tells nothing."""
-    stored = {name for name in ENTRIES if quantization.by_config(ENTRIES[name]["config"])}
+    stored = {name for name in ENTRIES if quantized_checkpoints.by_config(ENTRIES[name]["config"])}
     assert {name.partition("/")[0] for name in stored} == {"mistralai", "MiniMaxAI", "deepseek-ai"}
     for name in stored:
-        assert quantization.by_config(catalog.find(name, tmp_path).config) == "FP8"
+        assert quantized_checkpoints.by_config(catalog.find(name, tmp_path).config) == "FP8"
     copy = catalog.find("unsloth/Ministral-3-3B-Instruct-2512", tmp_path)
-    assert quantization.by_config(copy.config) is None
+    assert quantized_checkpoints.by_config(copy.config) is None
     assert copy.architecture == catalog.find("mistralai/Ministral-3-3B-Base-2512", tmp_path).architecture
 
 

@@ -14,7 +14,7 @@ from recipec.compiler import catalog
 from recipec.compiler.catalog import finding
 from recipec.compiler.lower import Lowered
 from recipec.runtime.model.families import UnsupportedCheckpoint
-from recipec.runtime.model.families.decoder import DecoderArchitecture
+from recipec.runtime.model.families.decoder_family import DecoderArchitecture
 
 Lower = Callable[..., Lowered]
 TINY = catalog.entries()["recipec/tiny-gemma4"]["config"]

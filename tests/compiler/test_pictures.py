@@ -12,7 +12,7 @@ import pytest
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.explain.explain import summary
 from recipec.compiler.lower import lower
-from recipec.compiler.lowering.pictures import row_patches, row_pictures
+from recipec.compiler.lowering.assumed_pictures import row_patches, row_pictures
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.roofline import server_memory
 from recipec.compiler.roofline.step_estimate import need, picture_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recipec.compiler.lowering.divided import indivisible, resolve_specs
-from recipec.runtime.model.families.base import Parameter
+from recipec.runtime.model.families.family import Parameter
 
 PARAMETERS = [
     Parameter("layers.0.mlp.up_proj.kernel", (6, 16), ("fsdp", "tp"), ()),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler import packages
-from recipec.compiler.deployment import engine as engines
+from recipec.compiler.deployment import docker_engine as engines
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.vllm.image_name import ImageName
 from recipec.spec.language import Serve

@@ -17,7 +17,7 @@ import pytest
 
 from recipec.compiler.deployment import compose
 from recipec.compiler.deployment.compose import down, up
-from recipec.compiler.deployment.engine import PullProgress, layer_sizes
+from recipec.compiler.deployment.docker_engine import PullProgress, layer_sizes
 from recipec.compiler.deployment.served_artifact import open_artifact
 from recipec.compiler.errors import ArtifactError
 from tests.deployment.fake_engine import FakeEngine, fake_engine

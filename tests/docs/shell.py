@@ -27,11 +27,15 @@ OWN_FOLDERS = (
     "docs",
 )
 SCRIPTS = {
-    "train.py": ("training/arguments.py", "settings.py", "training/session.py"),
+    "train.py": ("training/script_arguments.py", "settings.py", "training/session.py"),
     "merge.py": ("merging/merge.py",),
     "probe.py": ("probe/probe.py",),
-    "train_trl.py": ("training/arguments.py", "backends/backend_arguments.py", "backends/trl"),
-    "train_torchax.py": ("training/arguments.py", "backends/backend_arguments.py", "training/session.py"),
+    "train_trl.py": ("training/script_arguments.py", "backends/backend_arguments.py", "backends/trl"),
+    "train_torchax.py": (
+        "training/script_arguments.py",
+        "backends/backend_arguments.py",
+        "training/session.py",
+    ),
 }
 """Scripts of an artifact, and the files of runtime/ that read their options."""
 

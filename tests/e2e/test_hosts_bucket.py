@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipec.runtime.checkpoints.steps import saved_steps, unfinished
+from recipec.runtime.checkpoints.saved_steps import saved_steps, unfinished
 from recipec.runtime.checkpoints.trained_weights import restore_tree
 from tests.hosts.processes import Processes, light, place_of
 from tests.ports import free_port

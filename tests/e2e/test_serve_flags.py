@@ -29,7 +29,7 @@ from recipec.compiler.vllm import flags as vllm
 from recipec.compiler.vllm.container import container
 from recipec.compiler.vllm.flags import RENAMED, problems
 from recipec.runtime.model.families import FAMILIES
-from recipec.runtime.peft.names import UNCHANGED_BASE, refused_parts
+from recipec.runtime.peft.peft_names import UNCHANGED_BASE, refused_parts
 from recipec.spec.language import Serve
 from recipec.spec.load import load
 from tests.e2e.flag_values import ACCEPTED, DOTTED, FOUR_HEADS, REFUSED, SMALL, STRICTER, UNREADABLE, VALUES

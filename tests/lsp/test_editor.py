@@ -17,7 +17,7 @@ from lsprotocol import types
 from recipec.compiler.lsp.frames import Frames
 from recipec.compiler.lsp.process import Checked, EditorDocument, Process
 from recipec.compiler.packages import install
-from recipec.spec.language.base import E0105
+from recipec.spec.language.section import E0105
 from recipec.spec.load import MAX_BYTES
 from tests.lsp.edited import BASE, CHILD, mended, recipe_check, recipe_explain, where
 from tests.lsp.editor_client import Editor, checking

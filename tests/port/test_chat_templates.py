@@ -12,9 +12,9 @@ import pytest
 from recipec.compiler.catalog import find
 from recipec.port.keys import DATA
 from recipec.port.meaning import templates
-from recipec.port.names import TEMPLATES, known, written_by
 from recipec.port.scripts import chat_templates, dialects
 from recipec.port.scripts.dialects import Package
+from recipec.port.tool_names import TEMPLATES, known, written_by
 from recipec.runtime.data.template import ChatTemplate
 from tests.port import record_model_templates, wheels
 from tests.port.record_swift_templates import OUTPUT, SYSTEM, TALK

@@ -13,7 +13,7 @@ import transformers
 
 from recipec.compiler.catalog import Model, entries, find
 from recipec.port.meaning import adapters, experts
-from recipec.port.names import known
+from recipec.port.tool_names import known
 from recipec.runtime.model.adapters import LoraSettings, build_adapters, parse_layers
 from recipec.runtime.model.families import FAMILIES
 

@@ -18,7 +18,7 @@ from recipec.port.ledger import Verdict
 from recipec.port.meaning import templates
 from recipec.port.meaning.adapters import default_targets, fused
 from recipec.port.meaning.model_names import chat_sibling
-from recipec.port.names import known, tokenizer_of, written_by
+from recipec.port.tool_names import known, tokenizer_of, written_by
 from recipec.port.tools import NAMES, WRITTEN, named
 from tests.port.dialects import codes, finding, ported
 

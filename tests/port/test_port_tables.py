@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipec.port.common import COMMON, say_common
+from recipec.port.common_keys import COMMON, say_common
 from recipec.port.dialects import KNOWN, load
 from recipec.port.engine import collect, record
 from recipec.port.keys import REASONS, Keys, Row, table

@@ -13,7 +13,7 @@ from recipec import ROOT
 PORT = ROOT / "port"
 FOLDERS = ("dialects", "meaning")
 FILES = [
-    PORT / "common.py",
+    PORT / "common_keys.py",
     PORT / "rules.py",
     *(path for name in FOLDERS for path in sorted((PORT / name).glob("*.py"))),
 ]

@@ -19,7 +19,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.miniature.small_checkpoint import complete, write_checkpoint
 from recipec.runtime.addresses import path_of
 from recipec.runtime.checkpoints import record, resuming, saving
-from recipec.runtime.checkpoints.steps import choose_step, saved_steps, step_folders, unfinished
+from recipec.runtime.checkpoints.saved_steps import choose_step, saved_steps, step_folders, unfinished
 from recipec.runtime.checkpoints.trained_weights import load_trained
 from recipec.runtime.merging import merge
 from recipec.runtime.merging.job import output_folder

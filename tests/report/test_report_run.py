@@ -257,7 +257,7 @@ def test_a_plan_in_the_cache_is_found_without_compiling(place: Path, monkeypatch
     from recipec.compiler.plan.planner import job
     from recipec.compiler.plan.results import COMPILED, Compiled
     from recipec.compiler.plan.schedule import Schedule, Work
-    from recipec.compiler.report.run import read_runs
+    from recipec.compiler.report.recorded_run import read_runs
 
     writing.run(place / "run")
     assert "There is no plan of this recipe in recipec's cache" in report("run").words

@@ -18,7 +18,7 @@ from recipec.runtime.merging.output_folder import OutputFolder
 from recipec.runtime.model.adapters import Adapter, build_adapters, lora_settings
 from recipec.runtime.model.selection import trained_whole
 from recipec.runtime.peft.exporting import adapter_config, config_bytes, write_weights
-from recipec.runtime.peft.names import ADAPTER_CONFIG, WEIGHTS
+from recipec.runtime.peft.peft_names import ADAPTER_CONFIG, WEIGHTS
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 

@@ -22,7 +22,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 from recipec.runtime.metrics.loggers import Nowhere
 from recipec.runtime.metrics.run_report import EXPERT_TOKENS, ExpertShares, Numbers, Report, advice
 from recipec.runtime.model.expert_load import collected
-from recipec.runtime.model.families.base import parameter_path
+from recipec.runtime.model.families.family import parameter_path
 from recipec.runtime.model.sharding import shard_rows
 from recipec.runtime.settings import TrainSettings
 from recipec.runtime.training.losses import batch_loss

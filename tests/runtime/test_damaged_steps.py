@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from recipec.runtime.checkpoints import manifest, resuming
-from recipec.runtime.checkpoints import steps as step_folders
+from recipec.runtime.checkpoints import saved_steps as step_folders
 from recipec.runtime.checkpoints.record import read_record
 from recipec.runtime.checkpoints.saving import kept
 from recipec.runtime.checkpoints.trained_weights import load_trained

@@ -18,14 +18,14 @@ from flax import nnx
 from recipec.runtime.checkpoints.trained_weights import TrainedAdapters, hugging_face
 from recipec.runtime.errors import UserError
 from recipec.runtime.merging.arithmetic import changed_blocks
-from recipec.runtime.merging.sampling import ExpertProduct
+from recipec.runtime.merging.tensor_samples import ExpertProduct
 from recipec.runtime.model import experts
 from recipec.runtime.model.adapters import LoraSettings, build_adapters
 from recipec.runtime.model.expert_products import run
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.model.families.qwen3_moe import FAMILY
 from recipec.runtime.model.sharding import start_mesh
-from recipec.runtime.peft.names import OLD_NAMES, REMAPPED
+from recipec.runtime.peft.peft_names import OLD_NAMES, REMAPPED
 from recipec.runtime.settings import MeshSettings
 from recipec.runtime.training.objective_losses import before_training
 from tests.runtime import decoders, training

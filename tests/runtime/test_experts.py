@@ -28,7 +28,7 @@ from recipec.runtime.model import expert_products
 from recipec.runtime.model.expert_products import SPLIT_AXIS, outer, run
 from recipec.runtime.model.experts import clamped, route
 from recipec.runtime.model.families import FAMILIES
-from recipec.runtime.model.families.decoder import DecoderFamily
+from recipec.runtime.model.families.decoder_family import DecoderFamily
 from recipec.runtime.model.families.description import Experts, ExpertTensors
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.runtime import decoders, training

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from recipec.runtime.merging.quantization import FORMATS, ignored
-from recipec.runtime.model.families.base import Names
+from recipec.runtime.merging.compressed_tensors import FORMATS, ignored
+from recipec.runtime.model.families.family import Names
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 

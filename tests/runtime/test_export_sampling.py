@@ -23,9 +23,9 @@ from recipec.runtime.checkpoints.trained_weights import (
     TrainedWeights,
     load_trained,
 )
-from recipec.runtime.merging import sampling
+from recipec.runtime.merging import tensor_samples
 from recipec.runtime.merging.merged_files import check_files
-from recipec.runtime.merging.sampling import Sampled, check_tensors
+from recipec.runtime.merging.tensor_samples import Sampled, check_tensors
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.refusals import message
@@ -258,25 +258,25 @@ def test_check_finds_wrong_quantized_values_and_scales(case: Case, kind: str, tm
 
 def test_sampled_rows_cover_all_parts_of_large_tensor() -> None:
     for shape in ((21504, 5376), (5376, 21504), (262144, 5376), (128, 1408, 2816), (70, 1 << 16)):
-        rows = sampling.sample_rows(shape, np.random.default_rng(3))
+        rows = tensor_samples.sample_rows(shape, np.random.default_rng(3))
         width = int(np.prod(shape[1:]))
         assert (np.diff(rows) > 0).all() and rows[0] >= 0 and rows[-1] < shape[0]
         assert 8 <= len(rows) <= 256
         gaps = np.diff([-1, *rows, shape[0]])
         parts = min(64, len(rows))
         assert gaps.max() <= 2 * shape[0] / parts + 1, "no larger stretch goes unseen"
-        blocks = sampling.sampled_blocks(shape, np.random.default_rng(3))
+        blocks = tensor_samples.sampled_blocks(shape, np.random.default_rng(3))
         assert np.array_equal(np.concatenate(blocks), rows)
-        assert max(len(block) * width for block in blocks) <= max(sampling.BLOCK_ELEMENTS, width)
+        assert max(len(block) * width for block in blocks) <= max(tensor_samples.BLOCK_ELEMENTS, width)
 
 
 def test_check_finds_wrong_block_of_large_tensor(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "WHOLE", 1 << 10)
-    monkeypatch.setattr(sampling, "ROWS", 16)
-    monkeypatch.setattr(sampling, "STRATA", 16)
-    monkeypatch.setattr(sampling, "BLOCK_ELEMENTS", 1 << 8)
+    monkeypatch.setattr(tensor_samples, "WHOLE", 1 << 10)
+    monkeypatch.setattr(tensor_samples, "ROWS", 16)
+    monkeypatch.setattr(tensor_samples, "STRATA", 16)
+    monkeypatch.setattr(tensor_samples, "BLOCK_ELEMENTS", 1 << 8)
     found = case.check(tmp_path, case.tensors)
     size = sum(case.tensors[name].size for name in case.trained.changes(case.base))
     assert 0 < found.elements < size / 4

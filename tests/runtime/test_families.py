@@ -17,8 +17,8 @@ from recipec.compiler import catalog
 from recipec.compiler.miniature.fewer_layers import with_layers
 from recipec.runtime.model.adapters import LoraSettings, build_adapters, matches, parse_layers
 from recipec.runtime.model.families import FAMILIES, Architecture, UnsupportedCheckpoint, family_of
-from recipec.runtime.model.families.base import Parameter
-from recipec.runtime.model.families.decoder import DecoderFamily
+from recipec.runtime.model.families.decoder_family import DecoderFamily
+from recipec.runtime.model.families.family import Parameter
 from tests.runtime.decoders import YARN
 
 ENTRIES = catalog.entries()

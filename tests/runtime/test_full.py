@@ -23,7 +23,7 @@ from recipec.runtime.merging import merge
 from recipec.runtime.merging.journal import RECORD
 from recipec.runtime.merging.verify import logits, token_rows
 from recipec.runtime.model.families import FAMILIES as ALL
-from recipec.runtime.model.families.decoder import DecoderFamily
+from recipec.runtime.model.families.decoder_family import DecoderFamily
 from recipec.runtime.model.sharding import start_mesh
 from recipec.runtime.settings import MeshSettings, ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint

@@ -18,7 +18,7 @@ from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import Adapter, LoraSettings, build_adapters
 from recipec.runtime.model.decoder import Decoder
 from recipec.runtime.model.families import FAMILIES
-from recipec.runtime.model.families.decoder import described
+from recipec.runtime.model.families.decoder_family import described
 from recipec.runtime.model.families.gemma4 import Gemma4
 from recipec.runtime.model.initial import initial_pair
 from recipec.runtime.model.layers import Batch, Config

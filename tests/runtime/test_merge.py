@@ -17,7 +17,7 @@ import pytest
 from safetensors import safe_open
 
 from recipec.runtime.checkpoints.record import check_record
-from recipec.runtime.checkpoints.steps import choose_step, saved_steps, step_losses
+from recipec.runtime.checkpoints.saved_steps import choose_step, saved_steps, step_losses
 from recipec.runtime.checkpoints.trained_weights import check_model, load_trained
 from recipec.runtime.merging import merge
 from recipec.runtime.merging.file_plan import shard_bytes

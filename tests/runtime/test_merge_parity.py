@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from recipec.runtime import process_memory
 from recipec.runtime.checkpoints.trained_weights import TrainedAdapters, load_trained, restore_tree
 from recipec.runtime.merging import merge, verify
-from recipec.runtime.merging.sampling import Sampled, check_tensors
+from recipec.runtime.merging.tensor_samples import Sampled, check_tensors
 from recipec.runtime.merging.verify import LogitDifferences, logits, set_adapters, token_rows
 from recipec.runtime.model.adapters import lora_settings
 from recipec.runtime.model.families import FAMILIES
@@ -31,7 +31,7 @@ from recipec.runtime.model.initial import halved
 from recipec.runtime.model.loading import build
 from recipec.runtime.model.sharding import start_mesh
 from recipec.runtime.peft.importing import import_adapter
-from recipec.runtime.peft.names import keys_as_values
+from recipec.runtime.peft.peft_names import keys_as_values
 from recipec.runtime.settings import MeshSettings, ModelSettings
 from recipec.runtime.training.first_values import residual
 from recipec.runtime.weights.checkpoint import HFCheckpoint

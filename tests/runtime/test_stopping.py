@@ -12,7 +12,7 @@ import pytest
 from transformers import EarlyStoppingCallback, Trainer
 
 from recipec.runtime.checkpoints.resuming import find
-from recipec.runtime.checkpoints.steps import choose_step
+from recipec.runtime.checkpoints.saved_steps import choose_step
 from recipec.runtime.sections import EarlyStopping
 from recipec.runtime.training.early_stopping import Evaluations
 from tests.runtime.artifacts import STOPPING, assert_equal, steps, train, write_artifact

@@ -26,10 +26,10 @@ from recipec.runtime.checkpoints.saving import Checkpoints, StepArrays
 from recipec.runtime.checkpoints.trained_weights import check_model
 from recipec.runtime.errors import UserError
 from recipec.runtime.merging import merge, verify
-from recipec.runtime.merging.sampling import Sampled
+from recipec.runtime.merging.tensor_samples import Sampled
 from recipec.runtime.merging.verify import logits, token_rows
-from recipec.runtime.model.families.base import TIE, tie_setting
 from recipec.runtime.model.families.description import DecoderArchitecture
+from recipec.runtime.model.families.family import TIE, tie_setting
 from recipec.runtime.model.loading import build
 from recipec.runtime.model.sharding import start_mesh
 from recipec.runtime.peft.importing import import_adapter

@@ -6,7 +6,7 @@ import pytest
 
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span, accepted, render_json, render_text
-from recipec.spec.language.base import E0101, E0105
+from recipec.spec.language.section import E0101, E0105
 from recipec.spec.load import E0001
 
 NOTE = Code("N0044", "a place from the base", "A cause.", "A cure.")

@@ -14,7 +14,7 @@ from recipec.spec import words
 from recipec.spec.language import Recipe
 from recipec.spec.structure import choices_of, field_at, paths_of_keys, section_at
 from recipec.spec.validate import validate
-from recipec.spec.words.keys import KEYS
+from recipec.spec.words.tool_keys import KEYS
 from recipec.spec.words.values import VALUES
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from recipec.compiler.cli.arguments.common import AsJson
+from recipec.compiler.cli.arguments.shared_arguments import AsJson
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from recipec.compiler.cli.arguments.common import AsJson, DataDir, Recipe, Sets, Tokenizer
+from recipec.compiler.cli.arguments.shared_arguments import AsJson, DataDir, Recipe, Sets, Tokenizer
 from recipec.compiler.lowering.backend import Backend
 
 Step = Annotated[

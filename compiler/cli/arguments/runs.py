@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from recipec.compiler.cli.arguments.common import AsJson, Keep, Recipe, Sets
+from recipec.compiler.cli.arguments.shared_arguments import AsJson, Keep, Recipe, Sets
 from recipec.compiler.lowering.backend import Backend
 
 

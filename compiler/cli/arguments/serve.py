@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from recipec.compiler.cli.arguments.common import Recipe
+from recipec.compiler.cli.arguments.shared_arguments import Recipe
 
 Artifact = Annotated[
     Path,

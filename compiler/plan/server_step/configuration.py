@@ -31,7 +31,7 @@ from recipec.compiler.plan.server_step.server_plan import (
 from recipec.compiler.roofline.server_memory import pair_flops
 from recipec.compiler.vllm import blocks
 from recipec.compiler.vllm import published as figures
-from recipec.runtime.model.families.base import FULL, SLIDING
+from recipec.runtime.model.families.family import FULL, SLIDING
 
 KERNEL_EFFICIENCY = 0.5
 """Assumed share of the peak that the attention kernel's matrix products reach."""

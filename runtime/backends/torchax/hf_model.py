@@ -47,7 +47,7 @@ from ...model import sharding
 from ...model.adapters import Adapter, LoraSettings, Matrices, build_adapters
 from ...model.attention import Scoring, splash_in_scope
 from ...model.families import Architecture, Family, family_of
-from ...model.families.base import Spec, text_config
+from ...model.families.family import Spec, text_config
 from ...model.forward import Head
 from ...model.layers import attention_mask
 from ...model.lora import dropped

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...model.families import Architecture, Family
-from ...model.families.base import Parameter, Source, Spec
+from ...model.families.family import Parameter, Source, Spec
 from ...model.partition_rules import Rule, divisible, resolved
 
 

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from ...model import sharding
 from ...model.families import Architecture, Family
-from ...model.families.base import Source
+from ...model.families.family import Source
 from ...model.partition_rules import Placement, Rule, resolved
 from ...model.quantize import Layout, dequantize, layouts
 from .placement import merged, tensor_specs

@@ -16,8 +16,8 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ...checkpoints.resuming import OPTIMIZER, describe
+from ...checkpoints.saved_steps import ITEM
 from ...checkpoints.saving import Preserved, begin_save, between_steps, cause, manager, not_written
-from ...checkpoints.steps import ITEM
 from ...checkpoints.trained_weights import restore_tree
 from ...errors import UserError
 from ...training.step import TrainState

@@ -9,7 +9,7 @@ from itertools import chain
 from pkgutil import iter_modules
 from typing import Any
 
-from .base import MOST_LAYERS, TURN_MARKERS, Architecture, Family, UnsupportedCheckpoint, text_config
+from .family import MOST_LAYERS, TURN_MARKERS, Architecture, Family, UnsupportedCheckpoint, text_config
 
 ANY = "transformers"
 """The module of the family that takes any other causal model of transformers, from its tensors."""

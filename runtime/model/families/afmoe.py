@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import SLIDING, built_in, count, integer, number
-from .decoder import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors, Norm, Places, chosen, flag
+from .decoder_family import (
+    DecoderArchitecture,
+    DecoderFamily,
+    Experts,
+    ExpertTensors,
+    Norm,
+    Places,
+    chosen,
+    flag,
+)
+from .family import SLIDING, built_in, count, integer, number
 
 PLACES = Places(
     before_attention="input_layernorm",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import section
-from .decoder import DecoderArchitecture, DecoderFamily, Names, Places
+from .decoder_family import DecoderArchitecture, DecoderFamily, Names, Places
+from .family import section
 
 LLAMA3 = {
     "rope_type": "llama3",

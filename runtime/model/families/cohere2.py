@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import SLIDING
-from .decoder import MULTIMODAL, DecoderArchitecture, DecoderFamily, Norm, Places, number
+from .decoder_family import MULTIMODAL, DecoderArchitecture, DecoderFamily, Norm, Places, number
+from .family import SLIDING
 
 
 class Cohere2(DecoderFamily):

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from .base import UnsupportedCheckpoint, built_in
-from .decoder import Experts
+from .decoder_family import Experts
+from .family import UnsupportedCheckpoint, built_in
 from .latent import LatentFamily
 
 GREEDY, LIMITED = "greedy", "group_limited_greedy"

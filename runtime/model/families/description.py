@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..rope import Rope
-from .base import CHUNKED, FULL, HYBRID, LINEAR, NONE, Architecture
+from .family import CHUNKED, FULL, HYBRID, LINEAR, NONE, Architecture
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "gelu_new", "gelu_fast", "xielu")
 """The activations of config.json that runtime/model/decoder.py supports."""

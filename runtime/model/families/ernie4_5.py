@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .decoder import DecoderFamily
+from .decoder_family import DecoderFamily
 
 
 class Ernie45(DecoderFamily):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import UnsupportedCheckpoint, built_in, count, integer
-from .decoder import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors
+from .decoder_family import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors
+from .family import UnsupportedCheckpoint, built_in, count, integer
 
 TENSORS = ExpertTensors(shared="shared_experts", correction="moe_statics.e_score_correction_bias", boxed=True)
 

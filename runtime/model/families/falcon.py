@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import UnsupportedCheckpoint, built_in, integer
-from .decoder import DecoderArchitecture, DecoderFamily, Names, Norm, Places, flag, number
+from .decoder_family import DecoderArchitecture, DecoderFamily, Names, Norm, Places, flag, number
+from .family import UnsupportedCheckpoint, built_in, integer
 
 
 class Falcon(DecoderFamily):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from .base import CHATML, HYBRID, UnsupportedCheckpoint, built_in, integer, number
-from .decoder import DecoderArchitecture, DecoderFamily, Mamba, Names, Places, Scales, flag
+from .decoder_family import DecoderArchitecture, DecoderFamily, Mamba, Names, Places, Scales, flag
+from .family import CHATML, HYBRID, UnsupportedCheckpoint, built_in, integer, number
 from .ssm import mixer
 
 

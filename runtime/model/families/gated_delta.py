@@ -6,8 +6,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import CHATML, FULL, LINEAR, UnsupportedCheckpoint, built_in, integer, number
-from .decoder import DecoderArchitecture, DecoderFamily, Delta, Experts, Norm, chosen, flag, listed_types
+from .decoder_family import (
+    DecoderArchitecture,
+    DecoderFamily,
+    Delta,
+    Experts,
+    Norm,
+    chosen,
+    flag,
+    listed_types,
+)
+from .family import CHATML, FULL, LINEAR, UnsupportedCheckpoint, built_in, integer, number
 
 SIZES: Mapping[str, Any] = {
     "num_attention_heads": 16,

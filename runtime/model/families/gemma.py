@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import GEMMA, integer, number, softcap
-from .decoder import AROUND, DecoderArchitecture, DecoderFamily, Norm
+from .decoder_family import AROUND, DecoderArchitecture, DecoderFamily, Norm
+from .family import GEMMA, integer, number, softcap
 
 
 class Gemma(DecoderFamily):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import GEMMA, built_in, integer
-from .decoder import DecoderArchitecture, DecoderFamily, Norm, number
+from .decoder_family import DecoderArchitecture, DecoderFamily, Norm, number
+from .family import GEMMA, built_in, integer
 
 
 class Gemma1(DecoderFamily):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import FULL, SLIDING, built_in, integer, listed_types
-from .decoder import DecoderArchitecture
+from .decoder_family import DecoderArchitecture
+from .family import FULL, SLIDING, built_in, integer, listed_types
 from .gemma import Gemma
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..rope import Rope
-from .base import FULL, SLIDING, built_in, section
-from .decoder import MULTIMODAL, DecoderArchitecture
+from .decoder_family import MULTIMODAL, DecoderArchitecture
+from .family import FULL, SLIDING, built_in, section
 from .gemma import Gemma
 
 THETAS = {SLIDING: ("rope_local_base_freq", 10_000.0), FULL: ("rope_theta", 1_000_000.0)}

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ..rope import Rope
-from .base import (
+from .decoder_family import AROUND, DecoderArchitecture, Experts, ExpertTensors, FullHeads, flag
+from .family import (
     FULL,
     GEMMA4,
     SLIDING,
@@ -23,7 +24,6 @@ from .base import (
     section,
     text_config,
 )
-from .decoder import AROUND, DecoderArchitecture, Experts, ExpertTensors, FullHeads, flag
 from .gemma import Gemma
 from .rotary import read_rope
 

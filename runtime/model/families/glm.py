@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .decoder import DecoderArchitecture, DecoderFamily
+from .decoder_family import DecoderArchitecture, DecoderFamily
 
 
 class Glm(DecoderFamily):

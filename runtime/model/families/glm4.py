@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .decoder import DecoderArchitecture, Places
+from .decoder_family import DecoderArchitecture, Places
 from .glm import Glm
 
 PLACES = Places(

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import UnsupportedCheckpoint, count, integer, number
-from .decoder import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors, chosen, flag
+from .decoder_family import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors, chosen, flag
+from .family import UnsupportedCheckpoint, count, integer, number
 
 TENSORS = ExpertTensors(shared="shared_experts")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import built_in
+from .family import built_in
 from .latent import LatentFamily, listed_blocks
 
 FIRST = "first_k_dense_replace"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import built_in, integer
-from .decoder import DecoderArchitecture
+from .decoder_family import DecoderArchitecture
+from .family import built_in, integer
 from .latent import LatentFamily, listed_blocks
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ..rope import Rope
-from .decoder import DecoderArchitecture, DecoderFamily, Names, Norm, Places, flag, number
+from .decoder_family import DecoderArchitecture, DecoderFamily, Names, Norm, Places, flag, number
 
 ROTARY = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
 """This family's own keys for the rotation, and the keys of other families."""

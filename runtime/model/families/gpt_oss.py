@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import HARMONY, built_in, integer, number, section
-from .decoder import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors, Norm, chosen
+from .decoder_family import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors, Norm, chosen
+from .family import HARMONY, built_in, integer, number, section
 
 YARN = {
     "rope_type": "yarn",

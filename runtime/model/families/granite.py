@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import number
-from .decoder import DecoderArchitecture, DecoderFamily
+from .decoder_family import DecoderArchitecture, DecoderFamily
+from .family import number
 
 
 class Granite(DecoderFamily):

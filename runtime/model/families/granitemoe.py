@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import integer
-from .decoder import DecoderArchitecture, Experts, ExpertTensors, chosen
+from .decoder_family import DecoderArchitecture, Experts, ExpertTensors, chosen
+from .family import integer
 from .granite import Granite
 
 TENSORS = ExpertTensors(

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from .base import FULL, LINEAR, built_in, count, integer
-from .decoder import DecoderArchitecture, Experts, Mamba, Names, chosen, listed_types
+from .decoder_family import DecoderArchitecture, Experts, Mamba, Names, chosen, listed_types
+from .family import FULL, LINEAR, built_in, count, integer
 from .granite import Granite
 from .granitemoe import TENSORS
 from .ssm import mixer

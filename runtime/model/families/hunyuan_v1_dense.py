@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..rope import Rope
-from .base import MOST, UnsupportedCheckpoint, built_in, number, section
-from .decoder import DecoderArchitecture, DecoderFamily, Names
+from .decoder_family import DecoderArchitecture, DecoderFamily, Names
+from .family import MOST, UnsupportedCheckpoint, built_in, number, section
 
 
 class HunyuanV1Dense(DecoderFamily):

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from .base import FULL, LINEAR, UnsupportedCheckpoint, built_in, count, integer
-from .decoder import (
+from .decoder_family import (
     DecoderArchitecture,
     DecoderFamily,
     Experts,
@@ -18,6 +17,7 @@ from .decoder import (
     chosen,
     flag,
 )
+from .family import FULL, LINEAR, UnsupportedCheckpoint, built_in, count, integer
 
 TENSORS = ExpertTensors(block="feed_forward", router="router", linear_router=True)
 PERIODS = ("attn_layer", "expert_layer")

@@ -8,8 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..rope import Rope
-from .base import UnsupportedCheckpoint, built_in, count, integer, number, section, text_config
-from .decoder import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors, Latent, chosen, flag
+from .decoder_family import (
+    DecoderArchitecture,
+    DecoderFamily,
+    Experts,
+    ExpertTensors,
+    Latent,
+    chosen,
+    flag,
+)
+from .family import UnsupportedCheckpoint, built_in, count, integer, number, section, text_config
 from .glm4_moe import grouped
 from .rotary import read_ropes
 

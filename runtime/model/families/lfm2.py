@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from .base import CHATML, FULL, LINEAR, MOST, UnsupportedCheckpoint, built_in, integer, number
-from .decoder import Conv, DecoderArchitecture, DecoderFamily, Names, Norm, Places, flag, listed_types
+from .decoder_family import (
+    Conv,
+    DecoderArchitecture,
+    DecoderFamily,
+    Names,
+    Norm,
+    Places,
+    flag,
+    listed_types,
+)
+from .family import CHATML, FULL, LINEAR, MOST, UnsupportedCheckpoint, built_in, integer, number
 
 KINDS = {"conv": LINEAR, FULL: FULL}
 """The kinds of layers by their names in config.json."""

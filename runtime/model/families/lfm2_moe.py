@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import count, integer, number
-from .decoder import DecoderArchitecture, Experts, ExpertTensors, chosen, flag
+from .decoder_family import DecoderArchitecture, Experts, ExpertTensors, chosen, flag
+from .family import count, integer, number
 from .lfm2 import Lfm2
 
 TENSORS = ExpertTensors(

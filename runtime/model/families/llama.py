@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import LLAMA3, Architecture
-from .decoder import MULTIMODAL, DecoderFamily
+from .decoder_family import MULTIMODAL, DecoderFamily
+from .family import LLAMA3, Architecture
 
 LLAMA3_VOCABULARY = 128_256
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from .base import CHUNKED, FULL, LLAMA4, UnsupportedCheckpoint, integer, number
-from .decoder import (
+from .decoder_family import (
     DecoderArchitecture,
     DecoderFamily,
     Experts,
@@ -18,6 +17,7 @@ from .decoder import (
     listed_types,
     turning,
 )
+from .family import CHUNKED, FULL, LLAMA4, UnsupportedCheckpoint, integer, number
 
 TENSORS = ExpertTensors("feed_forward", "router", apart=False, inputs_first=True, swapped=True)
 TUNED = "attn_temperature_tuning"

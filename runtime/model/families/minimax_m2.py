@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from .base import UnsupportedCheckpoint, built_in, integer, section
-from .decoder import DecoderArchitecture, DecoderFamily, Experts, chosen
+from .decoder_family import DecoderArchitecture, DecoderFamily, Experts, chosen
+from .family import UnsupportedCheckpoint, built_in, integer, section
 from .mixtral import TENSORS
 
 ROTATED = "rotary_dim"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import number, section
-from .decoder import MULTIMODAL, DecoderArchitecture, DecoderFamily, Growth, integer
+from .decoder_family import MULTIMODAL, DecoderArchitecture, DecoderFamily, Growth, integer
+from .family import number, section
 
 YARN = {
     "rope_type": "yarn",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .decoder import MULTIMODAL, DecoderFamily
+from .decoder_family import MULTIMODAL, DecoderFamily
 
 
 class Mistral(DecoderFamily):

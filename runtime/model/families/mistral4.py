@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from ..rope import Rope
 from . import ministral3
-from .base import UnsupportedCheckpoint, integer, number, section
-from .decoder import MULTIMODAL, DecoderArchitecture, Experts
+from .decoder_family import MULTIMODAL, DecoderArchitecture, Experts
+from .family import UnsupportedCheckpoint, integer, number, section
 from .latent import LatentFamily
 from .rotary import SHARE
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from .base import MOST, UnsupportedCheckpoint, section
 from .description import DecoderArchitecture
+from .family import MOST, UnsupportedCheckpoint, section
 
 SECTIONS = "mrope_section"
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from .base import CHATML, FULL, LINEAR, NONE, UnsupportedCheckpoint, built_in, count, integer, number
-from .decoder import (
+from .decoder_family import (
     DecoderArchitecture,
     DecoderFamily,
     Experts,
@@ -23,6 +22,7 @@ from .decoder import (
     chosen,
     flag,
 )
+from .family import CHATML, FULL, LINEAR, NONE, UnsupportedCheckpoint, built_in, count, integer, number
 from .glm4_moe import grouped
 from .ssm import divided, limits
 

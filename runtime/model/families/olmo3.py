@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..rope import Rope
-from .base import SLIDING, section
+from .family import SLIDING, section
 from .olmo2 import Olmo2
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import UnsupportedCheckpoint, integer
-from .decoder import DecoderArchitecture, DecoderFamily, Experts, chosen, flag
+from .decoder_family import DecoderArchitecture, DecoderFamily, Experts, chosen, flag
+from .family import UnsupportedCheckpoint, integer
 
 
 class Olmoe(DecoderFamily):

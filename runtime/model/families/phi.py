@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import built_in
-from .decoder import DecoderArchitecture, DecoderFamily, Names, Norm, Places, number
+from .decoder_family import DecoderArchitecture, DecoderFamily, Names, Norm, Places, number
+from .family import built_in
 
 
 class Phi(DecoderFamily):

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import CHATML, text_config
-from .decoder import MULTIMODAL, DecoderArchitecture, DecoderFamily, windowed_late
+from .decoder_family import MULTIMODAL, DecoderArchitecture, DecoderFamily, windowed_late
+from .family import CHATML, text_config
 from .multimodal_rope import by_axes
 
 VL = ("qwen2_5_vl", "qwen2_5_vl_text")

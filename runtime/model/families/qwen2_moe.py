@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import CHATML, FULL, SLIDING, integer
-from .decoder import (
+from .decoder_family import (
     DecoderArchitecture,
     DecoderFamily,
     Experts,
@@ -15,6 +14,7 @@ from .decoder import (
     routed_every,
     windowed_as_listed,
 )
+from .family import CHATML, FULL, SLIDING, integer
 
 
 class Qwen2Moe(DecoderFamily):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .decoder import MULTIMODAL, DecoderArchitecture
+from .decoder_family import MULTIMODAL, DecoderArchitecture
 from .gated_delta import SECTIONS, SIZES, GatedDeltaFamily
 from .multimodal_rope import by_axes
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from .decoder import MULTIMODAL, DecoderArchitecture, ExpertTensors
+from .decoder_family import MULTIMODAL, DecoderArchitecture, ExpertTensors
 from .gated_delta import SECTIONS, SIZES, WITH_EXPERTS, GatedDeltaFamily, experts
 from .multimodal_rope import by_axes
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import CHATML, FULL, SLIDING, integer
-from .decoder import DecoderArchitecture, DecoderFamily, Experts, chosen, flag, routed_every
+from .decoder_family import DecoderArchitecture, DecoderFamily, Experts, chosen, flag, routed_every
+from .family import CHATML, FULL, SLIDING, integer
 
 
 class Qwen3Moe(DecoderFamily):

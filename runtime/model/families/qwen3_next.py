@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .decoder import DecoderArchitecture, routed_every
+from .decoder_family import DecoderArchitecture, routed_every
 from .gated_delta import SIZES, WITH_EXPERTS, GatedDeltaFamily, experts
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..rope import KINDS, Rope
-from .base import UnsupportedCheckpoint, built_in, integer, number, section
+from .family import UnsupportedCheckpoint, built_in, integer, number, section
 
 THETA = 10_000.0
 """transformers' default rotary base."""

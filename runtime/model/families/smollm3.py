@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import FULL, SLIDING
-from .decoder import DecoderArchitecture, DecoderFamily, flag, turning
+from .decoder_family import DecoderArchitecture, DecoderFamily, flag, turning
+from .family import FULL, SLIDING
 
 
 class SmolLM3(DecoderFamily):

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .base import UnsupportedCheckpoint, integer
-from .decoder import Mamba, flag
+from .decoder_family import Mamba, flag
+from .family import UnsupportedCheckpoint, integer
 
 LIMITS = "time_step_limit"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .decoder import DecoderArchitecture, DecoderFamily, Norm, Places, flag, number
+from .decoder_family import DecoderArchitecture, DecoderFamily, Norm, Places, flag, number
 
 
 class StableLm(DecoderFamily):

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .base import (
+from .description import ACTIVATIONS, AROUND, DecoderArchitecture, Norm, Places
+from .family import (
     FULL,
     SLIDING,
     UnsupportedCheckpoint,
@@ -18,7 +19,6 @@ from .base import (
     section,
     text_config,
 )
-from .description import ACTIVATIONS, AROUND, DecoderArchitecture, Norm, Places
 from .vision import (
     Activate,
     ClassToken,

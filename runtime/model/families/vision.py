@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from .base import Parameter, Source, Spec, plain
 from .description import Norm, Places
+from .family import Parameter, Source, Spec, plain
 
 PLAIN = Norm(1e-6)
 

@@ -16,7 +16,7 @@ import pytest
 from recipec.runtime.merging.job import output_folder
 from recipec.runtime.merging.journal import JOURNAL
 from recipec.runtime.merging.output_folder import RemoteFolder
-from recipec.runtime.peft.names import WEIGHTS
+from recipec.runtime.peft.peft_names import WEIGHTS
 from recipec.runtime.weights.checkpoint import INDEX
 from tests.runtime.llama_bases import contents, write_base
 from tests.runtime.merge_faults.merges import Place, Run, interrupt, times

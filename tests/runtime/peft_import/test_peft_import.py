@@ -24,7 +24,7 @@ from recipec.runtime.data.tokenizer import load_tokenizer
 from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.peft.exporting import same_scale
 from recipec.runtime.peft.importing import import_adapter
-from recipec.runtime.peft.names import keys_as_values
+from recipec.runtime.peft.peft_names import keys_as_values
 from recipec.runtime.sections import Log
 from recipec.runtime.settings import (
     CheckpointSettings,

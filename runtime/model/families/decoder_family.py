@@ -14,7 +14,25 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ..rope import Rope
-from .base import (
+from .description import (
+    ACTIVATIONS,
+    AFTER,
+    AROUND,
+    LATENT,
+    Conv,
+    DecoderArchitecture,
+    Delta,
+    Experts,
+    ExpertTensors,
+    FullHeads,
+    Growth,
+    Latent,
+    Mamba,
+    Norm,
+    Places,
+    Scales,
+)
+from .family import (
     CHUNKED,
     FULL,
     LINEAR,
@@ -39,24 +57,6 @@ from .base import (
     plain,
     text_config,
     tie_setting,
-)
-from .description import (
-    ACTIVATIONS,
-    AFTER,
-    AROUND,
-    LATENT,
-    Conv,
-    DecoderArchitecture,
-    Delta,
-    Experts,
-    ExpertTensors,
-    FullHeads,
-    Growth,
-    Latent,
-    Mamba,
-    Norm,
-    Places,
-    Scales,
 )
 from .rotary import read_ropes
 from .towers import vision_of

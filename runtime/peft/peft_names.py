@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import UserError
 from ..model.adapters import TOKEN_ROWS, LoraSettings
 from ..model.families import Architecture, Family
-from ..model.families.base import Source, arrays
+from ..model.families.family import Source, arrays
 from ..model.selection import trained_whole
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from ..model.families.base import LAYERS
+from ..model.families.family import LAYERS
 from ..weights.checkpoint import HFCheckpoint
 from .arithmetic import host
 

@@ -23,7 +23,7 @@ import numpy as np
 from ..checkpoints.trained_weights import TrainedAdapters, TrainedWeights, embedding_of
 from ..errors import UserError
 from ..model.adapters import TOKEN_ROWS, Adapter, LoraSettings
-from ..model.families.base import Parameter, Source
+from ..model.families.family import Parameter, Source
 from ..progress import Progress
 from ..weights.checkpoint import HFCheckpoint
 from .merged_files import SCALE, UNUSABLE, MergedFiles, Rows, check_names, rows_of

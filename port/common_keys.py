@@ -13,8 +13,8 @@ from recipec.compiler.catalog import Model
 from recipec.port.engine import Says
 from recipec.port.keys import OFF, Keys, table, tools
 from recipec.port.meaning import adapters, model_names
-from recipec.port.names import known, tokenizer_of
 from recipec.port.refusals import E1163
+from recipec.port.tool_names import known, tokenizer_of
 from recipec.runtime.data.tokenizer import MULTIPLE, padded
 from recipec.runtime.training.objectives import OBJECTIVES
 
