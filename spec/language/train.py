@@ -621,7 +621,7 @@ class Checkpoint(Section):
     def crosscheck(cls, values: Mapping[str, Any]) -> Iterator[Problem]:
         local, every = values.get("local"), values.get("every_steps", 100)
         local_steps = local.get("every_steps", 10) if isinstance(local, Mapping) else None
-        if isinstance(local_steps, int) and isinstance(every, int) and local_steps >= every:
+        if isinstance(local_steps, int) and isinstance(every, int) and local_steps >= every >= 1:
             yield Problem(
                 E1316,
                 ("local", "every_steps"),
