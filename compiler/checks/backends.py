@@ -204,6 +204,7 @@ def check_trl(program: Program) -> Iterator[Diagnostic]:
             "model.quantization",
             "remove quantization to use the same base in both",
         )
+    yield from _reinforced(program)
     yield from _of_both(program, "trl")
 
 
@@ -301,6 +302,9 @@ def check_torchax(program: Program) -> Iterator[Diagnostic]:
     recipe, lora, refuse = program.recipe, program.lora, partial(_refusal, "torchax")
     yield from _teacher(recipe, "torchax")
     yield from _pictures(recipe, "torchax")
+    if recipe.train.objective == "grpo":
+        reason = " learns from no rewards of the model's own completions"
+        yield refuse(E0962, reason, "train.objective", "objective: sft")
     if recipe.train.optimizer.name == "muon":
         reason = ": train.py's Muon knows only its own arrays"
         yield refuse(E0920, reason, "train.optimizer.name", "name: adamw")
@@ -399,18 +403,50 @@ E0971 = Code(
 E0962 = Code(
     "E0962",
     "reinforcement learning with another backend",
-    cause="Only train.py generates completions and learns from their rewards. train_trl.py and "
-    "train_torchax.py read answers from the data.",
-    cure="Build without that `--backend`.",
+    cause="train_torchax.py reads answers from the data. TRL's GRPOTrainer has no loss rloo, no ratio of a "
+    "whole completion and no k1 as its KL divergence, and it draws no groups again. train_trl.py does not "
+    "evaluate held-out prompts.",
+    cure="Use the value of the help, or build without that `--backend`.",
 )
+
+W0965 = Code(
+    "W0965",
+    "bnpo with TRL",
+    cause="TRL averages bnpo over the tokens of a micro-batch, and train.py over those of a step.",
+    cure="Write `loss: dapo`, which is the same in both, or give a step one micro-batch.",
+)
+
+
+def _reinforced(program: Program) -> Iterator[Diagnostic]:
+    """Yield what TRL's GRPOTrainer cannot do, or does differently."""
+    recipe, refuse = program.recipe, partial(_refusal, "trl", E0962)
+    grpo = recipe.train.grpo
+    if recipe.train.objective != "grpo" or grpo is None:
+        return
+    if grpo.loss == "rloo" or grpo.ratio == "sequence_product":
+        key, change = ("loss", "loss: grpo") if grpo.loss == "rloo" else ("ratio", "ratio: sequence")
+        yield refuse(" has no ratio of a whole completion", f"train.grpo.{key}", change)
+    if grpo.beta and grpo.kl == "k1":
+        yield refuse(" estimates the KL divergence with k3 only", "train.grpo.kl", "kl: k3")
+    if grpo.dynamic_sampling:
+        path, change = "train.grpo.dynamic_sampling", "dynamic_sampling: 0"
+        yield refuse(" does not draw groups again", path, change)
+    for path in ("data.eval", "data.eval_fraction"):
+        if attrgetter(path)(recipe):
+            yield refuse(" does not evaluate held-out prompts", path, REMOVE, at_key=True)
+    if grpo.loss == "bnpo" and program.accumulation_steps > 1:
+        yield Diagnostic(
+            W0965,
+            "--backend trl: TRL averages bnpo over the tokens of a micro-batch, and train.py over those of a "
+            "step",
+            "train.grpo.loss",
+            "loss: dapo is the same in both",
+        )
 
 
 def _of_both(program: Program, backend: str) -> Iterator[Diagnostic]:
     """Yield what neither backend can do."""
     recipe, lora, refuse = program.recipe, program.lora, partial(_refusal, backend)
-    if recipe.train.objective == "grpo":
-        reason = " learns from no rewards of the model's own completions"
-        yield refuse(E0962, reason, "train.objective", "objective: sft")
     if lora is not None and lora.modules_to_save:
         reason = " trains only adapters, and no other modules"
         yield refuse(E0943, reason, "lora.modules_to_save", "modules_to_save: []")

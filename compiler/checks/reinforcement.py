@@ -359,8 +359,8 @@ def _groups(facts: Facts, grpo: Grpo) -> Iterator[Diagnostic]:
 W0538 = Code(
     "W0538",
     "key of grpo without effect",
-    cause="kl and kl_bias_correction belong to the divergence from the reference, which beta 0 leaves out. "
-    "num_generations_eval is of evaluations.",
+    cause="kl and kl_bias_correction belong to the divergence from the reference, which beta 0 leaves out, "
+    "and rloo has in rewards. num_generations_eval is of evaluations.",
     cure="Remove the line, or give `beta` or `data.eval`.",
 )
 
@@ -394,6 +394,11 @@ def _loss(facts: Facts, grpo: Grpo) -> Iterator[Diagnostic]:
         for name in ("kl", "kl_bias_correction"):
             if name in grpo.model_fields_set:
                 message = f"{name} has no effect with beta 0"
+                yield Diagnostic(W0538, message, f"train.grpo.{name}", "remove the line", at_key=True)
+    elif grpo.loss == "rloo":
+        for name in ("kl", "kl_bias_correction"):
+            if name in grpo.model_fields_set:
+                message = f"{name} has no effect with rloo, which subtracts the divergence from rewards"
                 yield Diagnostic(W0538, message, f"train.grpo.{name}", "remove the line", at_key=True)
     elif grpo.kl == "k1" and not grpo.kl_bias_correction:
         yield Diagnostic(

@@ -21,11 +21,14 @@ from recipec.runtime.errors import UserError, report
 
 def preview(args: PreviewArguments) -> None:
     """Run `recipe preview`."""
+    if args.completions is not None and args.sample is not None:
+        raise typer.BadParameter("--completions are given, and --sample generates: give one of them")
     _, lowered, program = read_program(args.recipe, args.sets, args.format)
     show(lowered.diagnostics)
     try:
         samples = previewed(
-            *(program, args.count, args.split, args.model, args.data_dir, args.completions),
+            *(program, args.count, args.split, args.model, args.data_dir),
+            completions=args.sample if args.completions is None else args.completions,
             thumbnails=args.html is not None,
         )
     except UserError as error:

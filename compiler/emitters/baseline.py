@@ -53,6 +53,7 @@ def _script(program: Program) -> str:
         math=any("math." in line for line in schedule),
         adafactor=recipe.train.optimizer.name == "adafactor",
         lora=program.lora is not None,
+        generates=recipe.train.objective == "grpo",
         imports=imports(constants),
         chat_template=chat_template(program),
         constants=[assignment(name, value) for name, value in constants.items()],
@@ -67,7 +68,7 @@ def _constants(program: Program) -> dict[str, Value]:
     """Return the constants of train.py, without those that describe the devices."""
     recipe, run = program.recipe, run_settings(program)
     out = settings_text.constants(run, program)
-    for name in ("MESH", "SHARDING_RULES", "CHECKPOINT"):
+    for name in ("MESH", "SHARDING_RULES", "CHECKPOINT", "ROLLOUT"):
         out.pop(name, None)
     out["MICRO_BATCH_ROWS"] = program.micro_batch_rows
     saving = replace(run.checkpoint, directory=checkpoint_folder(recipe), local=None)
@@ -141,6 +142,8 @@ def _run_arguments(program: Program) -> list[str]:
         names.append("master_weights=True")
     if "CACHE" in _constants(program):
         names.append("cache=CACHE")
+    if program.recipe.train.objective == "grpo":
+        names += ["rewards=REWARDS", "reward_limits=REWARD_LIMITS"]
     return names
 
 

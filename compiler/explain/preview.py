@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.catalog import folder_of, is_directory
-from recipec.compiler.explain.preview_rewards import RewardPreview, scored
+from recipec.compiler.explain.preview_rewards import RewardPreview, sampled, scored
 from recipec.compiler.lowering.at_hand import PACKAGES, TOKENIZER_FILES, TOKENIZERS
 from recipec.compiler.lowering.runtime_settings import choosing, data_settings, model_settings
 from recipec.compiler.packages import require_packages
@@ -121,17 +121,18 @@ def preview(
     split: str,
     model: Path | None = None,
     data_dir: Path | None = None,
-    completions: str | None = None,
+    completions: str | int | None = None,
     thumbnails: bool = False,
 ) -> Preview:
-    """Tokenize a split of a recipe's data, and score given completions with its rewards.
+    """Tokenize a split of a recipe's data, and score completions with its rewards.
 
     Args:
         count: the number of samples to show.
         split: "train" or "eval".
         model: folder of the checkpoint or of its tokenizer; None finds the recipe's own.
         data_dir: the folder that relative paths of data start from; None for the recipe's folder.
-        completions: as for `preview_rewards.scored`; None scores none.
+        completions: the place of given completions, as for `preview_rewards.scored`; or the number of prompts
+            that the model of the folder completes; None for no completions.
         thumbnails: whether to make pictures of the pictures.
 
     Raises:
@@ -157,10 +158,13 @@ def preview(
             f"{program.name} has no data.eval", "name its sources in the recipe, or give data.eval_fraction"
         )
     rewarded = program.recipe.train.grpo is not None
+    option = "--sample" if isinstance(completions, int) else "--completions"
     if completions is not None and not rewarded:
         raise UserError(
-            f"--completions: {program.name} has no rewards", "it is for recipes with train.objective grpo"
+            f"{option}: {program.name} has no rewards", "it is for recipes with train.objective grpo"
         )
+    if isinstance(completions, int):
+        require_packages("sampling", ("jax", "tunix"))
     window = data.stream_window if split == "train" else None
     model_dir = _tokenizer_folder(program, settings, model)
     tokenizer = load_tokenizer(model_dir, settings, data, folder)
@@ -203,10 +207,15 @@ def preview(
     lengths = histogram(samples.lengths.tolist())
     notes = _twice(samples, data, part, epochs) if split == "train" and len(samples) else []
     notes += _trained_on(samples, program, data, folder, tokenizer, split, images) if len(samples) else []
-    scores = None if completions is None else scored(program, completions, tokenizer, folder)
-    if rewarded and scores is None:
+    scores = None
+    if isinstance(completions, str):
+        scores = scored(program, completions, tokenizer, folder)
+    elif completions is not None and len(samples):
+        scores = sampled(program, samples, completions, model_dir, sorted(map(int, report.ends)))
+    elif rewarded:
         notes.append(
-            "the rewards were not run: --completions names a column or a file with completions to score"
+            "the rewards were not run: --completions names a column or a file with completions to score, and "
+            "--sample N lets the model of --model complete N prompts"
         )
     return Preview(
         *(program.name, split, shown, report, lengths, data.packing, draws, steps, problem, window),

@@ -1,9 +1,10 @@
-"""Score given completions with a recipe's rewards, as a run scores its own."""
+"""Score completions with a recipe's rewards, as a run scores its own: given ones, or those of a model."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,14 @@ from recipec.runtime.settings import REWARD_ARGUMENTS, Source
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
+    from recipec.runtime.data.samples import Samples
     from recipec.runtime.settings import DataSettings
 
 MOST = 64
 """Prompts whose completions are scored."""
+
+SHOWN, SHOWN_CHARACTERS = 4, 200
+"""The most completions of a model that are shown, and characters of each."""
 
 IN_FILE = ("completions", "completion")
 """The columns of a file of completions."""
@@ -52,22 +57,27 @@ class Scored:
 
 @dataclass(frozen=True)
 class RewardPreview:
-    """The scores of given completions.
+    """The scores of completions.
 
     Attributes:
-        place: the column or the file that the completions are from.
+        place: the column or the file that the completions are from, or the model that wrote them.
         completions, groups: number of completions, and of prompts with several of them.
         scores: a row for each reward.
+        shown: the first completions of a model, each with its scores.
     """
 
     place: str
     completions: int
     groups: int
     scores: tuple[Scored, ...]
+    shown: tuple[tuple[str, tuple[float | None, ...]], ...] = ()
 
     def lines(self) -> Iterator[str]:
         """Yield what the command prints."""
-        yield f"rewards of the {plural(self.completions, 'completion')} in {self.place}:"
+        yield f"rewards of the {plural(self.completions, 'completion')} {self.place}:"
+        for text, scores in self.shown:
+            line = json.dumps(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}...")
+            yield f"  {', '.join('no score' if score is None else f'{score:g}' for score in scores)}: {line}"
         for score in self.scores:
             values = (
                 "no score"
@@ -131,16 +141,74 @@ def scored(program: Program, place: str, tokenizer: Any, data_dir: Path) -> Rewa
     ]
     names = dict.fromkeys(name for column in columns for name in column if name not in REWARD_ARGUMENTS)
     by_column = {name: [row.get(name) for row in columns] for name in names}
+    where = place if file else f"the column {place}"
+    return _by_rewards(program, f"in {where}", (prompts, completions, ids, by_column), group)[0]
+
+
+def sampled(
+    program: Program, samples: Samples, count: int, folder: Path, ends: Sequence[int]
+) -> RewardPreview:
+    """Score completions of the first prompts by a model of this machine, drawn as a run's first ones.
+
+    Args:
+        samples: the prompts.
+        count: of prompts; each gets num_generations completions.
+        folder: of complete weights, or of a PEFT adapter.
+        ends: the tokens with which the data ends an answer.
+
+    Raises:
+        UserError: the model cannot be loaded, or a reward fails.
+    """
+    from recipec.runtime.inference.loaded_model import load_model
+    from recipec.runtime.inference.text_generator import ROWS, Request, TextGenerator
+    from recipec.runtime.model.sampling import Sampling
+    from recipec.runtime.reinforcement.asked import Prompts, stop_tokens
+
+    train, grpo = program.recipe.train, program.recipe.train.grpo
+    assert grpo is not None
+    model = load_model(folder)
+    stops = sorted({*model.ends, *ends, *stop_tokens(grpo.stop, model.tokenizer)})
+    sampling = Sampling(grpo.temperature, grpo.top_k, grpo.top_p, grpo.min_p)
+    generator = TextGenerator(model, seed=train.seed)
+    group = [index for index in range(min(count, len(samples))) for _ in range(grpo.num_generations)]
+    requests = [
+        Request(samples[index].tokens.tolist(), grpo.max_completion_length, sampling, stops)
+        for index in group
+    ]
+    ids: list[list[int]] = []
+    for start in range(0, len(requests), ROWS):
+        ids += [answer.tokens for answer in generator.answer(requests[start : start + ROWS])]
+    texts = [str(model.tokenizer.decode(row, skip_special_tokens=True)) for row in ids]
+    asked = Prompts(samples).asked(sorted(set(group)), grpo.num_generations, texts)
+    found, scores = _by_rewards(
+        program,
+        f"by {folder}, of the first {plural(len(set(group)), 'prompt')} at temperature {grpo.temperature:g}",
+        (asked[0], asked[1], ids, asked[2]),
+        group,
+    )
+    shown = zip(texts[:SHOWN], zip(*(values[:SHOWN] for values in scores), strict=True), strict=True)
+    return replace(found, shown=tuple(shown))
+
+
+def _by_rewards(
+    program: Program, place: str, asked: tuple[Any, Any, Any, Any], group: Sequence[int]
+) -> tuple[RewardPreview, list[list[float | None]]]:
+    """Return what the recipe's rewards give completions, and the scores of each.
+
+    Args:
+        place: where the completions are from.
+        asked: the arguments of `Rewards.score`.
+        group: the number of each completion's prompt.
+    """
     limits, rewards = program.recipe.reward_limits, rewards_of(program.recipe, program.source.parent)
     with Rewards(rewards, limits.seconds, limits.memory_mebibytes << 20) as running:
-        scores = running.score(prompts, completions, ids, by_column)
+        scores = running.score(*asked)
     several = [members for members in _groups(group) if len(members) > 1]
     rows = (
         _scored(reward.name, reward.weight, values, several)
         for reward, values in zip(rewards, scores, strict=True)
     )
-    where = place if file else f"the column {place}"
-    return RewardPreview(where, len(completions), len(several), tuple(rows))
+    return RewardPreview(place, len(group), len(several), tuple(rows)), scores
 
 
 def _rows(data: DataSettings, file: str | None, data_dir: Path) -> Iterator[dict[str, Any]]:

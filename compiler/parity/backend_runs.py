@@ -392,6 +392,8 @@ def choose(
         if refused:
             left_out[backend.value] = "; ".join(f"{item.code}, {item.message}" for item in refused)
             refusals += refused
+        elif program.recipe.train.objective == "grpo" and backend is not Backend.TUNIX:
+            left_out[backend.value] = "each backend trains on completions that it draws itself"
         elif missing:
             left_out[backend.value] = f"{listing(missing)} cannot be imported"
         else:
@@ -402,7 +404,9 @@ def choose(
     able = listing(backend.value for backend in chosen) or "none"
     message = f"a comparison needs two backends, and of those given {able} can run this recipe here{reasons}"
     help = "--backend NAME of another one, or no --backend for all of them"
-    if left_out and not refusals:
+    if program.recipe.train.objective == "grpo":
+        help = "train with both scripts, and compare the rewards in their metrics.jsonl"
+    elif left_out and not refusals:
         name = next(iter(left_out))
         help = (
             f"recipe build --backend {name} writes the list of what its script needs: requirements-{name}.txt"

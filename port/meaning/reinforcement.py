@@ -129,14 +129,11 @@ def _loss_type(keys: Keys) -> Says:
 def _rloo(keys: Keys, beta: float) -> Says:
     """State what RLOO's trainer has in place of a loss type."""
     yield keys.sets(f"{GRPO}.loss", "rloo", "RLOOTrainer's loss")
-    yield keys.sets(f"{GRPO}.scale_rewards", "none", "a reward is compared with the mean of the others")
-    note = "recipec's rloo has no divergence in the reward, and none that is the same in the loss"
-    if beta:
-        message = f"TRL's RLOO subtracts {beta:g} times the divergence from each reward: {note}"
-        yield keys.refuse("beta", E1163, message, "--set beta=0 ports the run without it")
-    yield keys.say("beta", {f"{GRPO}.beta": 0.0})
-    note = "recipec's rloo does not scale advantages by their deviation over the batch"
-    yield keys.learned("normalize_advantages", (None, False), note)
+    normalized = keys.flag("normalize_advantages")
+    scale = "batch" if normalized else "none"
+    yield keys.sets(f"{GRPO}.scale_rewards", scale, "a reward is compared with the mean of the others")
+    yield keys.same("normalize_advantages", {f"{GRPO}.scale_rewards": scale} if normalized else None)
+    yield keys.say("beta", {f"{GRPO}.beta": beta})
     yield keys.learned("reward_clip_range", (None,), "recipec does not clip rewards")
 
 

@@ -72,14 +72,15 @@ class TextGenerator:
 
     Args:
         likeliest: how many of the likeliest tokens `Answer.logps` has.
+        seed: of what is drawn; None for a random one.
     """
 
-    def __init__(self, model: LoadedModel, likeliest: int = 0) -> None:
+    def __init__(self, model: LoadedModel, likeliest: int = 0, seed: int | None = None) -> None:
         self.model, self._likeliest = model, likeliest
         structure, self._adapters, self._rest = model.arrays()
         self._merge = partial(nnx.merge, structure)
         self._programs: dict[Generation, Stepwise] = {}
-        self._seed, self._answered = secrets.randbits(32), 0
+        self._seed, self._answered = secrets.randbits(32) if seed is None else seed, 0
 
     def room(self, prompt: Sequence[int]) -> int:
         """Return the tokens that an answer to a prompt may have.

@@ -63,6 +63,7 @@ class Probed:
         settings: train.py's settings.
         optimizer: makes train.py's optimizer from a schedule.
         merged: where to keep the merged miniature, or None.
+        without: what of the recipe's step is left out, or "".
     """
 
     shapes: Mapping[str, Any]
@@ -70,6 +71,7 @@ class Probed:
     settings: RunSettings
     optimizer: Callable[[Any], Any]
     merged: Path | None
+    without: str = ""
 
     @classmethod
     def of(cls, artifact: Path, merged: Path | None) -> Probed:
@@ -77,14 +79,15 @@ class Probed:
         script = runpy.run_path(str(artifact / "train.py"), run_name="train")
         sections = (script[name] for name in ("MODEL", "MESH", "DATA", "TRAIN", "CHECKPOINT"))
         model, mesh, data, train, checkpoint = sections
+        without = ""
         if train.distill is not None:
-            # A probe has one model, and no teacher next to it.
+            without = "the distillation's teacher is left out: the step is that of sft, and takes less"
             train = replace(train, objective="sft", distill=None)
         rules = tuple(script.get("SHARDING_RULES", ()))
         lora = _drawn(script.get("LORA"))
         settings = RunSettings(model, mesh, lora, data, train, checkpoint, rules)
         shapes, lock = (json.loads((artifact / name).read_text(encoding="utf-8")) for name in (SHAPES, LOCK))
-        return cls(shapes, lock, settings, script["optimizer"], merged)
+        return cls(shapes, lock, settings, script["optimizer"], merged, without)
 
     @property
     def miniature(self) -> RunSettings:
@@ -158,6 +161,8 @@ def _probe(probed: Probed, output: Path, hosts: SingleProcess | ProcessGroup) ->
     quiet()
     report = Report()
     mesh = start_mesh(probed.settings.mesh, hosts.count)
+    if probed.without:
+        report.notes.append(probed.without)
     _machine(report, probed, output)
     _devices(report)
     with tempfile.TemporaryDirectory() as work:

@@ -15,11 +15,14 @@ class LossType:
             geometric mean over a completion's tokens; or "sequence_product", the whole completion.
         clips_gradient: whether the surrogate is clipped, as PPO clips it. Otherwise the ratio is a weight
             without a gradient, of at most epsilon_high.
+        penalizes_reward: whether beta times the divergence from the reference is subtracted from the reward,
+            summed over a completion, instead of added to the loss.
     """
 
     aggregation: str
     ratio: str = "token"
     clips_gradient: bool = True
+    penalizes_reward: bool = False
 
 
 LOSS_TYPES = {
@@ -30,7 +33,7 @@ LOSS_TYPES = {
     "luspo": LossType("token_sum", ratio="sequence"),
     "gspo": LossType("sequence_mean", ratio="sequence"),
     "cispo": LossType("token_mean", clips_gradient=False),
-    "rloo": LossType("sequence_mean", ratio="sequence_product"),
+    "rloo": LossType("sequence_mean", ratio="sequence_product", penalizes_reward=True),
 }
 """Shao et al. 2024 (GRPO), Xiao et al. 2025 (BNPO), Yu et al. 2025 (DAPO), Liu et al. 2025 (Dr. GRPO), Zheng
 et al. 2025 (GSPO), MiniMax 2025 (CISPO), Ahmadian et al. 2024 (RLOO), and TRL's luspo.

@@ -16,6 +16,7 @@ from ..hosts.single import SINGLE, SingleProcess
 from ..model.decode import Completions, right_padded
 from ..model.sampling import GREEDY, Sampling, salts_of
 from ..reinforcement.advantages import combined_rewards, overlong_penalty
+from ..reinforcement.asked import Prompts, reward_names
 from ..sections import Grpo
 from ..settings import Reward
 
@@ -179,38 +180,6 @@ class Scorer:
         return Scored(numbers, completions, scores, rewards, texts)
 
 
-class Prompts:
-    """Prompts, with the columns that rewards read.
-
-    Attributes:
-        samples: the prompts.
-    """
-
-    def __init__(self, samples: Samples) -> None:
-        self.samples = samples
-        keys: dict[str, None] = {}
-        for index in range(len(samples)):
-            keys.update(dict.fromkeys(samples.prompt(index)[1]))
-        self._columns = list(keys)
-
-    def asked(
-        self, indices: Sequence[int], group: int, texts: Sequence[str]
-    ) -> tuple[list[Any], list[Any], dict[str, list[Any]]]:
-        """Return the prompts, completions and columns of rewards' calls, of len(indices) * group rows."""
-        prompts: list[Any] = []
-        columns: dict[str, list[Any]] = {name: [] for name in self._columns}
-        for index in indices:
-            prompt, row = self.samples.prompt(index)
-            prompts += [prompt] * group
-            for name in self._columns:
-                columns[name] += [row.get(name)] * group
-        answers = [
-            text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-            for prompt, text in zip(prompts, texts, strict=True)
-        ]
-        return prompts, answers, columns
-
-
 class HeldOut:
     """Held-out prompts whose completions are scored at each evaluation. Their noise does not depend on the
     step, so that evaluations compare weights alone.
@@ -285,19 +254,6 @@ def by_function(names: Sequence[str], scores: np.ndarray) -> dict[str, float]:
         numbers[f"reward/{name}"] = mean(values)
         numbers[f"reward_std/{name}"] = float(spreads(values.reshape(1, -1))[0])
     return numbers
-
-
-def reward_names(rewards: Sequence[Reward]) -> list[str]:
-    """Return a unique name of each reward for its metrics: that of its function, with a number if another one
-    has it too."""
-    names: list[str] = []
-    for reward in rewards:
-        name, count = reward.function, 1
-        while name in names:
-            count += 1
-            name = f"{reward.function}_{count}"
-        names.append(name)
-    return names
 
 
 def mean(values: np.ndarray) -> float:

@@ -25,7 +25,7 @@ from ..metrics.run_report import EXPERT_TOKENS, Named
 from ..model.expert_load import Collected, uncollected
 from ..model.loading import Built
 from ..model.lora import AdapterProvider
-from ..reinforcement.loss_types import LossSettings
+from ..reinforcement.loss_types import LOSS_TYPES, LossSettings
 from ..reinforcement.policy_loss import Completions, policy_loss
 from ..sections import Grpo
 from ..settings import TrainSettings
@@ -61,7 +61,25 @@ def micro_batch_loss(
         before: the teacher, or the model that training starts from; None where it is the model without its
             adapters, or where the objective does not use it.
     """
-    provider, forward = built.provider, built.forward.of(inputs)
+    forward = built.forward.of(inputs)
+
+    def still(ask: Ask) -> Any:
+        graph, state = nnx.split(model)
+        with _uncollected(built):
+            return ask(forward, nnx.merge(graph, jax.lax.stop_gradient(state)))
+
+    reference = reference_of(built, forward, model, before)
+    return objective_loss(settings, forward, model, (reference, still), inputs)
+
+
+def reference_of(built: Built, forward: Computed, model: nnx.Module, before: nnx.Module | None) -> Asked:
+    """Return what computes the teacher, or the model that training starts from.
+
+    Args:
+        forward: how the latter is computed.
+        before: as for `micro_batch_loss`.
+    """
+    provider = built.provider
 
     def reference(ask: Ask) -> Any:
         if built.teacher is not None:
@@ -71,12 +89,7 @@ def micro_batch_loss(
         with as_before, _uncollected(built):
             return ask(forward, model if before is None else before)
 
-    def still(ask: Ask) -> Any:
-        graph, state = nnx.split(model)
-        with _uncollected(built):
-            return ask(forward, nnx.merge(graph, jax.lax.stop_gradient(state)))
-
-    return objective_loss(settings, forward, model, (reference, still), inputs)
+    return reference
 
 
 def _uncollected(built: Built) -> AbstractContextManager[None]:
@@ -244,7 +257,8 @@ def reinforced_loss(
     """Return the loss of a micro-batch of completions, and its metrics.
 
     Args:
-        reference: the model that training started from; it runs only if grpo.beta is not 0.
+        reference: the model that training started from; it runs only if the divergence from it is part of the
+            loss.
         inputs: a prompt with its completion in each row, whose trained tokens the loss mask covers. Also
             `advantages` float32[B] and `weights` float32[B], those of each row's trained tokens; with several
             iterations `old` float32[B, T], log-probabilities under the policy that sampled, at the token
@@ -256,7 +270,7 @@ def reinforced_loss(
     mask = predicted(inputs["loss_mask"], inputs["segment_ids"])
     logps, entropy = tempered_logps(forward, model, rows, grpo.temperature)
     before = None
-    if grpo.beta:
+    if grpo.beta and not LOSS_TYPES[grpo.loss].penalizes_reward:
         before = jax.lax.stop_gradient(
             reference(lambda forward, model: tempered_logps(forward, model, rows, grpo.temperature)[0])
         )
@@ -275,8 +289,9 @@ def reinforced_loss(
 
 def loss_settings(grpo: Grpo) -> LossSettings:
     """Return the settings of the policy's loss."""
-    names = ("epsilon", "epsilon_high", "beta", "kl", "kl_bias_correction", "ratio")
-    return LossSettings(grpo.loss, **{name: getattr(grpo, name) for name in names})
+    names = ("epsilon", "epsilon_high", "kl", "kl_bias_correction", "ratio")
+    beta = 0.0 if LOSS_TYPES[grpo.loss].penalizes_reward else grpo.beta
+    return LossSettings(grpo.loss, beta=beta, **{name: getattr(grpo, name) for name in names})
 
 
 def balanced(loss: jax.Array, more: Named, loads: Collected, coefficient: float) -> tuple[jax.Array, Named]:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.batches import TrainingData
 from ..data.prompt_order import PromptSchedule
-from ..data.stops import end_tokens, generation_config
 from ..errors import UserError
 from ..model.decode import Generation
 from ..model.sharding import Rows
+from ..reinforcement.asked import completion_ends
 from ..reinforcement.rewards import Rewards
 from ..sections import RewardLimits, Rollout
 from ..settings import Reward, RunSettings, TrainSettings
 from .completions_scored import Generates, HeldOut
-from .rollouts import Generator, Rollouts, Run, generation_of, stop_tokens
+from .rollouts import Generator, Rollouts, Run, generation_of
 from .server_rollouts import Exported, server_generator
 from .session import Session
 from .trainer import Trainer
@@ -77,10 +77,8 @@ class Reinforced:
             settings.train.grpo,
         )
         assert grpo is not None and isinstance(prepared.schedule, PromptSchedule)
-        generation = generation_config(base.side_files, base.side_file)
-        ends = {*end_tokens(generation), tokenizer.eos_token_id, *prepared.ends} - {None}
-        ends |= {*stop_tokens(grpo.stop, tokenizer)}
-        generator = self._generator(session, settings, trainer, generation_of(grpo, sorted(ends)))
+        ends = completion_ends(base, tokenizer, prepared.ends, grpo.stop)
+        generator = self._generator(session, settings, trainer, generation_of(grpo, ends))
 
         def decode(ids: Sequence[int]) -> str:
             return str(tokenizer.decode(ids, skip_special_tokens=True))

@@ -37,24 +37,19 @@ from ..model.sampling import Sampling
 from ..model.sharding import Rows
 from ..reinforcement.advantages import (
     group_advantages,
+    kl_penalty,
     leave_one_out_advantages,
     without_difference,
 )
+from ..reinforcement.asked import Prompts
 from ..reinforcement.correction import check_mismatch, importance_weights, mismatch
+from ..reinforcement.loss_types import LOSS_TYPES
 from ..reinforcement.token_weights import token_weights, trained_mask
 from ..sections import Grpo, Rollout
 from ..settings import Reward
-from .completions_scored import (
-    SHOWN,
-    Generates,
-    Prompts,
-    Scored,
-    Scorer,
-    by_function,
-    mean,
-    spreads,
-)
+from .completions_scored import SHOWN, Generates, Scored, Scorer, by_function, mean, spreads
 from .losses import tempered_logps
+from .objective_losses import reference_of
 from .objectives import corrects
 from .rollout_layout import RolloutLayout
 from .step import Step
@@ -210,7 +205,7 @@ class Rollouts:
         self._accumulation = schedule.rows_per_step // rows.total
         self._batch: tuple[int, Rolled] | None = None
         self._numbers: dict[int, dict[str, float]] = {}
-        self._logps: dict[int, Any] = {}
+        self._logps: dict[tuple[int, bool], Any] = {}
         self._compared_once = False
 
     def batches(self, step: int) -> Iterator[Batch]:
@@ -293,18 +288,26 @@ class Rollouts:
             taken, again = taken + len(flat), again + len(flat)
             scored = scored.replaced(flat, new)
         schedule.take(number, taken)
-        rolled, advantages = self._compared(scored, taken)
+        rolled = self._packed(scored, taken)
         self._batch = number, rolled
-        corrected, differs = corrects(self._run.rollout), {}
-        if grpo.iterations > 1 or corrected:
-            began = time.perf_counter()
-            logps = self._old(step)
-            spent["rollout_seconds"] += time.perf_counter() - began
+        corrected = corrects(self._run.rollout)
+        penalized = bool(grpo.beta) and LOSS_TYPES[grpo.loss].penalizes_reward
+        began, rewards, more = time.perf_counter(), scored.rewards, {"groups_drawn_again": float(again)}
+        if grpo.iterations > 1 or corrected or penalized:
+            logps = self._policy_logps(step)
             if corrected:
-                differs = self._correct(rolled, logps, scored.completions)
+                more |= self._correct(rolled, logps, scored.completions)
+            if penalized:
+                mask = np.pad(rolled.loss_mask[:, 1:], ((0, 0), (0, 1)))  # of the place before a token
+                divergence = kl_penalty(logps, self._policy_logps(step, reference=True), mask)
+                rewards = rewards - grpo.beta * divergence.reshape(rewards.shape)
+                more["kl"] = float(divergence.sum() / max(mask.sum(), 1))
             if grpo.iterations > 1:
                 rolled.old = logps
-        numbers = {**self._measured(scored, spent), "groups_drawn_again": float(again), **differs}
+        spent["rollout_seconds"] += time.perf_counter() - began
+        advantages = self._advantages(rewards)
+        rolled.advantages = advantages.reshape(-1)
+        numbers = {**self._measured(scored, spent), **more}
         shown = self._shown(scored, advantages)
         if (identity := self._generator.identity()) is not None:
             record = {"identity": identity, "numbers": numbers, "shown": shown}
@@ -356,13 +359,16 @@ class Rollouts:
         indices = [self._schedule.prompt(int(number)) for number in numbers]
         return self.scorer.scored(self._prompts, numbers, indices, name, spent)
 
-    def _compared(self, scored: Scored, taken: int) -> tuple[Rolled, np.ndarray]:
-        """Return a batch ready to train on, without `old`; and the advantages, float32[P, G]."""
-        grpo, samples = self._grpo, self._schedule.samples
+    def _advantages(self, rewards: np.ndarray) -> np.ndarray:
+        """Return float32[P, G]."""
+        grpo = self._grpo
         if grpo.loss == "rloo" and grpo.scale_rewards != "group":
-            advantages = leave_one_out_advantages(scored.rewards, grpo.scale_rewards == "batch")
-        else:
-            advantages = group_advantages(scored.rewards, grpo.scale_rewards)
+            return leave_one_out_advantages(rewards, grpo.scale_rewards == "batch")
+        return group_advantages(rewards, grpo.scale_rewards)
+
+    def _packed(self, scored: Scored, taken: int) -> Rolled:
+        """Return a batch without `advantages` and `old`."""
+        grpo, samples = self._grpo, self._schedule.samples
         group, done = grpo.num_generations, scored.completions
         count = len(done.tokens)
         tokens = np.zeros((count, grpo.max_prompt_length + grpo.max_completion_length), np.int32)
@@ -375,29 +381,30 @@ class Rollouts:
         inside = np.arange(grpo.max_completion_length) < done.lengths[:, None]
         mask = trained_mask(inside, ~done.ended if grpo.mask_truncated else None)
         weights = token_weights(mask, grpo.loss, grpo.max_completion_length).max(1, initial=0.0)
-        rolled = Rolled(
+        return Rolled(
             tokens=tokens,
             prompt_lengths=prompt_lengths,
             lengths=(prompt_lengths + done.lengths).astype(np.int32),
             trained=np.asarray(mask.any(1)),
-            advantages=advantages.reshape(-1),
+            advantages=np.zeros(count, np.float32),
             weights=weights.astype(np.float32),
             old=np.zeros((0, 0), np.float32),
             taken=np.asarray(taken, np.int64),
             correction=np.zeros((0, 0), np.float32),
             record=np.asarray(""),
         )
-        return rolled, advantages
 
-    def _old(self, step: int) -> np.ndarray:
-        """Return float32[R, T], the log-probabilities of the batch under the arrays before its first step."""
+    def _policy_logps(self, step: int, reference: bool = False) -> np.ndarray:
+        """Return float32[R, T], the log-probabilities of the batch under the arrays before its first step, or
+        under the model that training starts from."""
         built, functions, trained = self._run.trainer.current()
-        if id(built) not in self._logps:
-            self._logps[id(built)] = jit_logps(built.forward, functions, self._rows.mesh, self._grpo)
-        logps, out = self._logps[id(built)], []
+        key = id(built), reference
+        if key not in self._logps:
+            self._logps[key] = jit_logps(built, functions, self._rows.mesh, self._grpo, reference)
+        logps, out = self._logps[key], []
         for part in range(self._accumulation):
             batch = self._rows.place(self._micro_batch(step, part, self._rows.here))
-            out.append(np.asarray(logps(trained, functions.base[0], batch)))
+            out.append(np.asarray(logps(trained, functions.base, batch)))
         return np.concatenate(out)
 
     def _measured(self, scored: Scored, spent: Mapping[str, float]) -> dict[str, float]:
@@ -505,32 +512,23 @@ def generation_of(grpo: Grpo, ends: Sequence[int]) -> Generation:
     return Generation(grpo.max_completion_length, tuple(ends), sampling, longest)
 
 
-def stop_tokens(texts: Sequence[str], tokenizer: Any) -> list[int]:
-    """Return the tokens of train.grpo.stop.
-
-    Raises:
-        UserError: a text is not one token.
-    """
-    out = []
-    for text in texts:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        if len(ids) != 1 and text in tokenizer.get_vocab():
-            ids = [tokenizer.convert_tokens_to_ids(text)]
-        if len(ids) != 1:
-            raise UserError(
-                f"train.grpo.stop has {text!r}, which is {len(ids)} tokens of the tokenizer",
-                "give texts that are one token, or let a reward function cut the completion there",
-            )
-        out.append(int(ids[0]))
-    return out
-
-
-def jit_logps(forward: Forward, functions: Step, mesh: Mesh, grpo: Grpo) -> Any:
+def jit_logps(built: Built, functions: Step, mesh: Mesh, grpo: Grpo, reference: bool = False) -> Any:
     """Compile (trained, base, batch) -> float32[B, T], log-probabilities at the temperature of the rollout,
-    whole on every device."""
+    whole on every device.
+
+    Args:
+        reference: take the model that training starts from.
+    """
 
     def logps(trained: nnx.State, base: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
         rows = [batch[name] for name in ("tokens", "positions", "segment_ids")]
-        return tempered_logps(forward, functions.merged(trained, (base, None)), rows, grpo.temperature)[0]
+
+        def ask(forward: Forward, model: Any) -> jax.Array:
+            return tempered_logps(forward, model, rows, grpo.temperature)[0]
+
+        if not reference:
+            return ask(built.forward, functions.merged(trained, (base[0], None)))
+        computed: jax.Array = reference_of(built, built.forward, *functions.models(trained, base))(ask)
+        return computed
 
     return jax.jit(logps, out_shardings=NamedSharding(mesh, PartitionSpec()))

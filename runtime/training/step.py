@@ -122,12 +122,12 @@ class Step:
 
     def merged(self, trained: Any, base: Any) -> nnx.Module:
         """Build the model from its arrays."""
-        return self._models(trained, base)[0]
+        return self.models(trained, base)[0]
 
     def _train(
         self, live: TrainState, base: Any, batch: Batch
     ) -> tuple[TrainState, jax.Array, jax.Array, Named]:
-        model, before = self._models(live[0], base)
+        model, before = self.models(live[0], base)
         optimizer = nnx.merge(self._optimizer_graph, live[1])
         (loss, more), gradients = self._differentiate(model, before, batch)
         optimizer.update(model, gradients)
@@ -137,10 +137,10 @@ class Step:
         return jax.tree.map(lambda array, dtype: array.astype(dtype), new, self._dtypes), loss, norm, more
 
     def _evaluate(self, trained: Any, base: Any, batch: Batch) -> jax.Array:
-        model, before = self._models(trained, base)
+        model, before = self.models(trained, base)
         return self._loss(model, batch, before)[0]
 
-    def _models(self, trained: Any, base: Any) -> tuple[nnx.Module, nnx.Module | None]:
+    def models(self, trained: Any, base: Any) -> tuple[nnx.Module, nnx.Module | None]:
         """Return the model, and the teacher, or the model that training starts from if a copy is kept."""
         rest, reference = base
         before = None
@@ -151,7 +151,7 @@ class Step:
         return nnx.merge(self._model_graph, trained, rest), before
 
     def _gradients_of(self, trained: Any, base: Any, batch: Batch) -> Any:
-        return self._differentiate(*self._models(trained, base), batch)[1]
+        return self._differentiate(*self.models(trained, base), batch)[1]
 
     def _differentiate(
         self, model: nnx.Module, before: nnx.Module | None, inputs: Batch

@@ -57,7 +57,8 @@ class Grpo(Section):
         },
     )
     beta: float = field(
-        "Weight of the KL divergence from the model before training; 0 needs no reference.",
+        "Weight of the KL divergence from the model before training; 0 needs no reference. rloo subtracts it "
+        "from the reward, summed over the completion, as TRL does; the other losses add it to the loss.",
         0.0,
         unit="none (a factor)",
         ge=0,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recipec.compiler.explain.preview_rewards import Scored, scored
+from recipec.compiler.explain.preview_rewards import Scored, sampled, scored
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.runtime.errors import UserError
@@ -84,7 +85,7 @@ def test_completions_of_a_file_are_scored(program: Program, tmp_path: Path) -> N
         del row["tried"]
     (tmp_path / "tries.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     preview = scored(program, "tries.jsonl", bytes_of, tmp_path)
-    assert (preview.place, preview.completions, preview.groups) == ("tries.jsonl", 2, 0)
+    assert (preview.place, preview.completions, preview.groups) == ("in tries.jsonl", 2, 0)
     assert [one.mean for one in preview.scores] == [1.0, 1.0, 1.0]
 
 
@@ -95,3 +96,27 @@ def test_missing_column_and_failing_reward_are_errors(program: Program, tmp_path
     (tmp_path / "tries.jsonl").write_text(json.dumps({**ROWS[0], "completion": "4"}), encoding="utf-8")
     with pytest.raises(UserError, match=r"rewards\.py:begins raised AssertionError"):
         scored(program, "tries.jsonl", bytes_of, tmp_path)
+
+
+def test_completions_of_a_model_are_scored(program: Program, tmp_path: Path) -> None:
+    """Let a model with random weights complete prompts, with the noise of the recipe's seed."""
+    from recipec.compiler.miniature.small_checkpoint import write_tokenizer
+    from tests import tiny
+    from tests.runtime.test_held_out import prompts
+
+    folder = tmp_path / "llama"
+    tiny.make_llama(folder, vocab_size=512, num_hidden_layers=1)
+    write_tokenizer(folder, "llama")
+    train, (_, match, length) = program.recipe.train, program.recipe.rewards
+    assert train.grpo is not None
+    grpo = train.grpo.model_copy(update={"num_generations": 2, "max_completion_length": 5})
+    changes = {"train": train.model_copy(update={"grpo": grpo}), "rewards": [match, length]}
+    program = replace(program, recipe=program.recipe.model_copy(update=changes))
+    preview = sampled(program, prompts(5), 3, folder, ())
+    assert preview == sampled(program, prompts(5), 3, folder, ())
+    assert (preview.completions, preview.groups, len(preview.shown)) == (6, 3, 4)
+    assert preview.place == f"by {folder}, of the first 3 prompts at temperature 1"
+    assert [one.name for one in preview.scores] == ["numeric_match", "length"]
+    assert preview.scores[1].mean == 1.0 and preview.scores[0].unscored == 0
+    first = next(line for line in preview.lines() if line.startswith("  0, 1: "))
+    assert json.loads(first.partition(": ")[2]) in [text for text, _ in preview.shown]

@@ -10,6 +10,7 @@ import pytest
 from tests.hosts.processes import DUMPED, PATIENT, begun, dumped_rows, light, losses, start
 from tests.runtime.artifacts import SLOW, STOPPING, assert_equal, steps, train, write_artifact
 from tests.runtime.lives import Lives
+from tests.runtime.reinforced import write_reinforced
 
 STEPS = 4
 
@@ -72,3 +73,40 @@ Evaluating.record = noting
     assert "(early stopping after step 8: " in group[0].stdout
     mine, other = ((place / "early-two" / f"losses-{n}.txt").read_text() for n in range(2))
     assert mine == other and len(set(mine.split())) == 10
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("rollout", ["", "axes={'fsdp': 1, 'tp': 2}"])
+def test_two_processes_learn_from_rewards_like_one_process(rollout: str, place: Path, lives: Lives) -> None:
+    """Generate on the mesh of training, and on one that splits layers over both processes."""
+    more = light({"fsdp": 2, "tp": 1}, 0.0).replace("DATA =", "_ =") + COUNTED
+    options = {"train": "eval_every=2", "data": "eval=('held_out.jsonl',)", "more": more}
+    write_reinforced(place, "rl", grpo="iterations=2", rollout=rollout, steps=STEPS, **options)
+    assert train(lives, place, "one", artifact="rl").status == 0
+    group = start(lives, place, "two", 2, artifact="rl", peer=PATIENT)
+    assert group.wait() == [0, 0], group.said()
+    assert_equal(place, "one", "two", STEPS)
+    one, two = (place / name / "checkpoints" for name in ("one", "two"))
+    for name in ("completions.jsonl", "generations.jsonl"):
+        assert (one / name).read_text() == (two / name).read_text()
+    assert losses(one) == losses(two)
+    assert (place / "two" / "scored-0").exists() and not (place / "two" / "scored-1").exists()
+
+
+COUNTED = """
+import os
+
+from runtime.reinforcement.rewards import Rewards
+
+scores = Rewards.score
+
+
+def counted(self, *asked):
+    output = Path(sys.argv[sys.argv.index("--output") + 1])
+    (output / f"scored-{os.environ.get('JAX_PROCESS_ID', '0')}").touch()
+    return scores(self, *asked)
+
+
+Rewards.score = counted
+"""
+"""Code of an artifact whose processes say that they score completions."""

@@ -1,12 +1,15 @@
-"""Tests of twenty steps of reinforcement learning against TRL's GRPOTrainer with PEFT, in float32.
+"""Tests of twenty steps of reinforcement learning in float32 against TRL's GRPOTrainer with PEFT, and against
+the trainer of train_trl.py.
 
-Both get the same completions, adapters and rewards. TRL computes a step at once, ours in two micro-batches.
+All get the same completions, adapters and rewards. TRL alone computes a step at once, the others in two
+micro-batches.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +26,16 @@ from recipec.runtime.data.batches import TrainingData
 from recipec.runtime.data.prepare import prepare
 from recipec.runtime.interrupts import Interrupts
 from recipec.runtime.metrics.loggers import Metrics
+from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.model.decode import Completions
 from recipec.runtime.model.sharding import Rows
+from recipec.runtime.reinforcement.asked import Prompts
 from recipec.runtime.reinforcement.loss_types import LOSS_TYPES
-from recipec.runtime.sections import Grpo, Log
-from recipec.runtime.settings import CheckpointSettings, DataSettings, Reward, TrainSettings
+from recipec.runtime.sections import Grpo, Log, RewardLimits
+from recipec.runtime.settings import CheckpointSettings, DataSettings, ModelSettings, Reward, TrainSettings
 from recipec.runtime.training.rollouts import Rollouts, Run
 from recipec.runtime.training.trainer import Checkpointing, Trainer
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.built_models import randomize
@@ -97,7 +103,7 @@ class Ours:
 
     def __init__(self, checkpoint: tuple[Path, Any], folder: Path, grpo: Grpo, **axes: int) -> None:
         self.folder, self.grpo, self.tokenizer = folder, grpo, checkpoint[1]
-        data = DataSettings(
+        self.data = data = DataSettings(
             train=("rows.jsonl",),
             format="prompt",
             max_length=LENGTH + LONGEST,
@@ -153,7 +159,7 @@ def by_trl(checkpoint: tuple[Path, Any], start: Any, folder: Path, grpo: Grpo) -
     """Return the losses, norms and divergences of TRL's steps, and its adapters."""
     import peft
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
     folder_of_model, tokenizer = checkpoint
     config = peft.LoraConfig(
@@ -161,10 +167,14 @@ def by_trl(checkpoint: tuple[Path, Any], start: Any, folder: Path, grpo: Grpo) -
     )
     base = transformers.AutoModelForCausalLM.from_pretrained(folder_of_model, dtype=torch.float32)
     level = grpo.ratio or LOSS_TYPES[grpo.loss].ratio
-    arguments = GRPOConfig(
+    leave_one_out = grpo.loss == "rloo"
+    of_loss: dict[str, Any] = {"normalize_advantages": grpo.scale_rewards == "batch"}
+    if not leave_one_out:
+        loss = "grpo" if grpo.loss == "gspo" else grpo.loss
+        of_loss = {"loss_type": loss, "importance_sampling_level": level}
+    arguments = (RLOOConfig if leave_one_out else GRPOConfig)(
         output_dir=str(folder),
-        loss_type="grpo" if grpo.loss == "gspo" else grpo.loss,
-        importance_sampling_level=level,
+        **of_loss,
         num_generations=GROUP,
         num_iterations=grpo.iterations,
         beta=grpo.beta,
@@ -190,21 +200,17 @@ def by_trl(checkpoint: tuple[Path, Any], start: Any, folder: Path, grpo: Grpo) -
     )
     calls = itertools.count()
 
-    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        ids = [tokenizer(prompt).input_ids for prompt in prompts]
-        return {
-            "prompt_ids": ids,
-            "completion_ids": completions(next(calls), tokenizer.eos_token_id),
-            "logprobs": None,
-        }
+    def fed(trainer: Any, *_: Any, **__: Any) -> Any:
+        ids = completions(next(calls), tokenizer.eos_token_id)
+        return ids if leave_one_out else (ids, None)
 
-    trainer = GRPOTrainer(
+    trainer_type = RLOOTrainer if leave_one_out else GRPOTrainer
+    trainer = type("Fed", (trainer_type,), {"_generate_single_turn": fed})(
         peft.get_peft_model(base, config),
         reward_funcs=lambda completion_ids, **_: list(map(reward, completion_ids)),
         args=arguments,
         train_dataset=Dataset.from_json(str(folder_of_model / "rows.jsonl")),
         processing_class=tokenizer,
-        rollout_func=rollout,
     )
     weights = {
         name[name.index("layers.") :].removesuffix(".default.weight"): parameter
@@ -230,12 +236,81 @@ def by_trl(checkpoint: tuple[Path, Any], start: Any, folder: Path, grpo: Grpo) -
         "loss": losses,
         "grad_norm": [entry["grad_norm"] for entry in logged],
         "reward": [entry["reward"] for entry in logged if "reward" in entry],
-        "kl": [entry["kl"] for entry in logged] if grpo.beta else [],
+        "kl": [entry["kl"] for entry in logged if "kl" in entry],
     }, weights
 
 
+SEVENS = """
+def sevens(completion_ids, answer, **columns):
+    return [sum(token % 7 for token in ids) / 10 - len(ids) / 6 for ids in completion_ids]
+"""
+"""`reward`, as a recipe's function."""
+
+
+def by_script(checkpoint: tuple[Path, Any], run: Ours, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the same as `by_trl`, of train_trl.py's trainer with the settings of `run`."""
+    from recipec.runtime.backends.peft_model import set_adapters, trained_parameters
+    from recipec.runtime.backends.trl.grpo_trainer import RewardTrainer, grpo_settings, reward_functions
+    from recipec.runtime.backends.trl.recipe_loop import Surroundings, Training
+    from recipec.runtime.backends.trl.start import TrlSettings, trainable_model, trainer_settings
+
+    class Patched(RewardTrainer):
+        calls = 0
+
+        def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> Any:
+            assert len(prompt_ids) == ROWS and all(map(len, prompt_ids))
+            self.calls += 1
+            return completions(self.calls - 1, run.tokenizer.eos_token_id), None
+
+    base = HFCheckpoint.open(checkpoint[0])
+    lora = LoraSettings(rank=4, alpha=8.0, dropout=0.0, targets=training.TARGETS)
+    model = ModelSettings(id="tiny", family="llama", dtype="float32", remat="none")
+    how = CheckpointSettings(str(folder), every_steps=STEPS, keep=1)
+    settings = TrlSettings(model, lora, run.data, run.train, how, ROWS // 2, 1.0, False)
+    whole = trainable_model(base, settings, None)
+    set_adapters(whole, base, run.start)
+    (folder.parent / "rewards.py").write_text(SEVENS)
+    found: dict[str, list[float]] = {"loss": [], "grad_norm": [], "reward": [], "kl": []}
+
+    def done(step: int, numbers: dict[str, float], more: dict[str, float]) -> None:
+        found["loss"].append(numbers["loss"])
+        found["grad_norm"].append(numbers["norm"])
+        for name in {"reward", "kl"} & {*more}:
+            found[name].append(more[name])
+
+    ends, schedule = [run.tokenizer.eos_token_id], run.prepared.schedule
+    common = trainer_settings(settings, folder, 2, STEPS, True)
+    common |= {"per_device_train_batch_size": ROWS // 2}
+    rewards = (Reward("sevens", file=str(folder.parent / "rewards.py")),)
+    prompts = Prompts(run.prepared.samples)
+    with reward_functions(rewards, RewardLimits(), run.grpo, prompts, run.tokenizer.decode) as functions:
+        arguments = grpo_settings(
+            replace(settings, train=replace(run.train, micro_batch_size=ROWS // 2)), common, ends, None
+        )
+        trainer = Patched(
+            whole,
+            arguments,
+            run.tokenizer,
+            (schedule, ends),
+            functions,
+            Training(
+                start=0,
+                optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.01),
+                schedule=lambda rule: torch.optim.lr_scheduler.LambdaLR(rule, lambda step: 1.0),
+                parameters=lambda whole: trained_parameters(whole, base, lora, ()),
+                reference=None,
+                eval_every=STEPS,
+                loraplus_lr_ratio=None,
+                keep_first=False,
+            ),
+            Surroundings(run.prepared.state, done, lambda *_: None, lambda: False),
+        )
+        trainer.go(None)
+    return found, trainer.trained()
+
+
 ONE, FOUR = {"fsdp": 1, "tp": 1}, {"fsdp": 2, "tp": 2}
-ALL = [name for name in LOSS_TYPES if name != "rloo"]
+ALL = list(LOSS_TYPES)
 
 
 def case(loss: str, iterations: int, beta: float, axes: dict[str, int], mark: Any = (), **more: Any) -> Any:
@@ -249,6 +324,8 @@ def case(loss: str, iterations: int, beta: float, axes: dict[str, int], mark: An
         case("dapo", 3, 0.04, FOUR),
         *(case(loss, 3, 0.04, ONE, pytest.mark.e2e) for loss in ("grpo", "gspo", "cispo")),
         case("dapo", 1, 0.0, ONE, pytest.mark.e2e, mask_truncated=True),
+        case("rloo", 2, 0.05, FOUR, pytest.mark.e2e),
+        case("rloo", 1, 0.05, ONE, pytest.mark.e2e, scale_rewards="batch"),
         *(
             case(loss, iterations, beta, axes, pytest.mark.nightly)
             for loss, iterations, beta, axes in itertools.product(ALL, (1, 3), (0.0, 0.04), (ONE, FOUR))
@@ -273,12 +350,20 @@ def test_twenty_steps_match_trl(
         max_completion_length=LONGEST,
         temperature=TEMPERATURE,
         epsilon_high=HIGH.get(loss),
-        **more,
+        **{**({"scale_rewards": "none"} if loss == "rloo" else {}), **more},
     )
     with jax.default_matmul_precision("highest"):
         run = Ours(checkpoint, tmp_path / "ours", grpo, **axes)
         entries = run.go()
-    expected, weights = by_trl(checkpoint, run.start, tmp_path / "trl", grpo)
+    check("TRL", run, entries, *by_trl(checkpoint, run.start, tmp_path / "trl", grpo))
+    if loss != "rloo":
+        check("train_trl.py", run, entries, *by_script(checkpoint, run, tmp_path / "script"))
+
+
+def check(
+    whose: str, run: Ours, entries: list[dict[str, Any]], expected: dict[str, Any], weights: dict[str, Any]
+) -> None:
+    """Compare our run's numbers and adapters with another one's."""
     moved = split(run.built)
     apart = max(
         np.abs(moved[name.rpartition(".lora_")[0]]["AB".index(name[-1])] - value.detach().numpy()).max()
@@ -291,7 +376,7 @@ def test_twenty_steps_match_trl(
         for name in ("loss", "grad_norm")
     )
     print(
-        f"\n{loss} {iterations} {beta} {axes}: losses differ by {loss_apart:.1e}, norms of gradients by "
+        f"\n{whose}, {run.grpo.loss}: losses differ by {loss_apart:.1e}, norms of gradients by "
         f"{norm_apart:.1e} of {max(expected['grad_norm']):.2f}, adapters by {apart:.1e} of {far:.1e}; "
         f"clipped {max(entry['clip_high'] for entry in entries):.2f}"
     )
@@ -300,7 +385,8 @@ def test_twenty_steps_match_trl(
     assert norm_apart <= 1e-5 * max(1, *expected["grad_norm"])
     assert apart <= 1e-5
     assert far > 1e-3
-    for entry, value in zip(entries, expected["kl"], strict=False):
-        assert entry["kl"] == pytest.approx(value, rel=1e-4, abs=1e-5)
-    for entry, value in zip(entries[::iterations], expected["reward"], strict=True):
+    divergences = [entry["kl"] for entry in entries if "kl" in entry]
+    assert divergences == pytest.approx(expected["kl"], rel=1e-4, abs=1e-5)
+    assert bool(divergences) == bool(run.grpo.beta)
+    for entry, value in zip(entries[:: run.grpo.iterations], expected["reward"], strict=True):
         assert entry["reward"] == pytest.approx(value, abs=1e-5)

@@ -39,6 +39,13 @@ rollouts.Rollouts._rolled = killed
 """
 """Code of an artifact that is killed between the rollout of a batch and its first update."""
 
+ROUNDED = """
+from runtime.sections import FakeQuantization
+
+MODEL = dataclasses.replace(MODEL, qat=FakeQuantization(group_size=16, start_step=3))
+"""
+"""Code of an artifact that computes with rounded weights from the fourth step on."""
+
 COARSE = """
 def vowels(completions, **columns):
     texts = [completion[0]["content"] for completion in completions]
@@ -80,14 +87,16 @@ def test_run_learns_from_rewards(place: Path, lives: Lives) -> None:
 
 
 @pytest.mark.parametrize(
-    ("iterations", "more"),
+    ("iterations", "more", "trained"),
     [
-        pytest.param(1, "scale_rewards='batch'", marks=pytest.mark.e2e),
-        pytest.param(3, "beta=0.04, dynamic_sampling=2, loss='grpo'", marks=pytest.mark.e2e),
+        pytest.param(1, "scale_rewards='batch'", ROUNDED, marks=pytest.mark.e2e),
+        pytest.param(3, "beta=0.04, dynamic_sampling=2, loss='grpo'", "", marks=pytest.mark.e2e),
+        pytest.param(2, "beta=0.04", "LORA = None\n", marks=pytest.mark.e2e),
+        pytest.param(2, "beta=0.04, loss='rloo', scale_rewards='none'", "", marks=pytest.mark.e2e),
     ],
 )
 def test_killed_run_ends_like_uninterrupted_run(
-    iterations: int, more: str, place: Path, lives: Lives
+    iterations: int, more: str, trained: str, place: Path, lives: Lives
 ) -> None:
     """Kill a run between a rollout and its update, stop it within a batch, and continue it."""
     options = {
@@ -97,8 +106,8 @@ def test_killed_run_ends_like_uninterrupted_run(
         "steps": 8,
         "every": 2,
     }
-    write_reinforced(place, "whole", **options)
-    write_reinforced(place, "killed", more=KILLED.format(number=3 // iterations), **options)
+    write_reinforced(place, "whole", more=trained, **options)
+    write_reinforced(place, "killed", more=trained + KILLED.format(number=3 // iterations), **options)
     undisturbed = train(lives, place, "undisturbed", artifact="whole")
     assert undisturbed.status == 0, undisturbed.stderr
     assert train(lives, place, "out", artifact="killed").status == -signal.SIGKILL
@@ -108,17 +117,18 @@ def test_killed_run_ends_like_uninterrupted_run(
     assert stopped.status == 0, stopped.stderr
     assert steps(folder)[-1] == 5
     if iterations > 1:
-        (folder / "rollouts-1.npz").rename(place / "kept")
+        batch = f"rollouts-{5 // iterations}.npz"
+        (folder / batch).rename(place / "kept")
         lost = train(lives, place, "out", "--resume", artifact="killed")
         assert lost.status == 1
-        assert error_of(lost, place, "out")[0].startswith("error: DIRECTORY/rollouts-1.npz: the completions ")
-        (place / "kept").rename(folder / "rollouts-1.npz")
+        assert error_of(lost, place, "out")[0].startswith(f"error: DIRECTORY/{batch}: the completions ")
+        (place / "kept").rename(folder / batch)
     end = train(lives, place, "out", "--resume", artifact="killed")
     assert end.status == 0 and "continuing after step 5 of 8" in end.stderr, end.stderr
     assert_equal(place, "undisturbed", "out", 8)
     assert metrics(place, "out") == metrics(place, "undisturbed")
     assert completions(place, "out") == completions(place, "undisturbed")
-    if iterations > 1:
+    if "dynamic_sampling" in more:
         assert sum(entry.get("groups_drawn_again", 0) for entry in metrics(place, "out")) > 0
 
 

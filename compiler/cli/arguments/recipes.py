@@ -166,6 +166,16 @@ class PreviewArguments:
             help="Also write a page with the samples, and with their pictures as the model sees them.",
         ),
     ] = None
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            "--sample",
+            min=1,
+            metavar="N",
+            help="Let the model, in the folder of --model with its weights, complete the first N prompts as "
+            "training would, and score these completions.",
+        ),
+    ] = None
     sets: Sets = None
     format: Annotated[Format, typer.Option("--format", help="Text or JSON, on stdout.")] = "text"
 

@@ -44,39 +44,47 @@ def settings_of(settings: TrlSettings, directory: Path, accumulation: int, until
         until: the optimizer step to stop after.
         cpu: whether to run on the CPU, with the backend gloo.
     """
-    model, norm = settings.model, settings.max_grad_norm
-
     return SFTConfig(
-        output_dir=str(directory),
-        use_cpu=cpu,
-        ddp_find_unused_parameters=False,  # the towers of other modalities are frozen
-        max_steps=until,
-        per_device_train_batch_size=1,  # one micro-batch, however many rows it has
-        gradient_accumulation_steps=accumulation,
-        gradient_checkpointing=model.remat != "none",
-        gradient_checkpointing_kwargs={"use_reentrant": False} if model.remat != "none" else None,
-        # As in train.py, the adapters of a bfloat16 base are float32 and computed in float32: no autocast.
-        bf16=settings.master_weights,
-        # Without clipping, the norm is still measured.
-        max_grad_norm=math.inf if norm is None else norm,
-        # At 0 the model does not compute this loss, even if its config.json asks for it.
-        router_aux_loss_coef=settings.train.router_aux_loss_coef,
-        neftune_noise_alpha=settings.train.neftune_noise_alpha,
-        seed=settings.train.seed,
-        save_strategy="steps",
-        save_steps=settings.checkpoint.every_steps,
-        save_total_limit=settings.checkpoint.keep,
-        eval_strategy="no",
-        metric_for_best_model="eval_loss" if settings.train.early_stopping else None,
-        greater_is_better=False if settings.train.early_stopping else None,
-        logging_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        ignore_data_skip=True,  # the data set of a resumed run starts at the next step
+        **trainer_settings(settings, directory, accumulation, until, cpu),
         dataset_kwargs={"skip_prepare_dataset": True},
+        neftune_noise_alpha=settings.train.neftune_noise_alpha,
         max_length=None,
         packing=False,
     )
+
+
+def trainer_settings(
+    settings: TrlSettings, directory: Path, accumulation: int, until: int, cpu: bool
+) -> dict[str, Any]:
+    """Return the settings of transformers' Trainer, by name. The arguments are those of `settings_of`."""
+    model, norm = settings.model, settings.max_grad_norm
+    return {
+        "output_dir": str(directory),
+        "use_cpu": cpu,
+        "ddp_find_unused_parameters": False,  # the towers of other modalities are frozen
+        "max_steps": until,
+        "per_device_train_batch_size": 1,  # one micro-batch, however many rows it has
+        "gradient_accumulation_steps": accumulation,
+        "gradient_checkpointing": model.remat != "none",
+        "gradient_checkpointing_kwargs": {"use_reentrant": False} if model.remat != "none" else None,
+        # As in train.py, the adapters of a bfloat16 base are float32 and computed in float32: no autocast.
+        "bf16": settings.master_weights,
+        # Without clipping, the norm is still measured.
+        "max_grad_norm": math.inf if norm is None else norm,
+        # At 0 the model does not compute this loss, even if its config.json asks for it.
+        "router_aux_loss_coef": settings.train.router_aux_loss_coef,
+        "seed": settings.train.seed,
+        "save_strategy": "steps",
+        "save_steps": settings.checkpoint.every_steps,
+        "save_total_limit": settings.checkpoint.keep,
+        "eval_strategy": "no",
+        "metric_for_best_model": "eval_loss" if settings.train.early_stopping else None,
+        "greater_is_better": False if settings.train.early_stopping else None,
+        "logging_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "ignore_data_skip": True,  # the data set of a resumed run starts at the next step
+    }
 
 
 def trainable_model(

@@ -6,8 +6,8 @@ import os
 import resource
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +22,7 @@ from ...checkpoints.record import read_record, write_record
 from ...checkpoints.trained_weights import check_model
 from ...compilation_cache import cache_directory
 from ...data.prepare import PreparedData, Tokenizing, prepare
+from ...data.prompt_order import PromptSchedule
 from ...data.tokenizer import load_tokenizer, numbered
 from ...errors import UserError, guarded
 from ...interrupts import Interrupted, Interrupts
@@ -31,7 +32,9 @@ from ...metrics.services import RunFiles, open_services
 from ...model.adapters import LoraSettings
 from ...model.initial import Start
 from ...peft.adapter import ROWS
-from ...settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
+from ...reinforcement.asked import Prompts, completion_ends
+from ...sections import Grpo, RewardLimits
+from ...settings import CheckpointSettings, DataSettings, ModelSettings, Reward, TrainSettings
 from ...training.early_stopping import Evaluations
 from ...training.first_values import computed
 from ...training.trace import Trace, check_writable
@@ -41,9 +44,11 @@ from .. import run_output
 from ..backend_arguments import BackendArguments
 from ..backend_arguments import parse_arguments as parse
 from ..peft_model import start, trained_parameters
+from .grpo_trainer import RewardTrainer, grpo_settings, reward_functions
 from .pieces import Pieces
-from .sft_trainer import RecipeTrainer, Surroundings, Training, arrays
-from .start import TrlSettings, reference_model, settings_of, trainable_model
+from .recipe_loop import Surroundings, Training, arrays
+from .sft_trainer import RecipeTrainer
+from .start import TrlSettings, reference_model, settings_of, trainable_model, trainer_settings
 from .step_report import BackendReport
 from .trl_checkpoints import check_data, data_state, evaluations, farewell, open_run
 from .trl_objectives import objective_of
@@ -52,9 +57,13 @@ PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
 """The packages whose versions a trace records."""
 
 
-def parse_arguments(artifact: Path) -> BackendArguments:
-    """Read the command line; wrong usage ends the process with status 2."""
-    return parse("train_trl.py", artifact)
+def parse_arguments(artifact: Path, generates: bool = False) -> BackendArguments:
+    """Read the command line; wrong usage ends the process with status 2.
+
+    Args:
+        generates: whether the run generates completions.
+    """
+    return parse("train_trl.py", artifact, generates=generates)
 
 
 def run(
@@ -72,6 +81,8 @@ def run(
     max_grad_norm: float | None = None,
     master_weights: bool = False,
     cache: str | None = None,
+    rewards: Sequence[Reward] = (),
+    reward_limits: RewardLimits | None = None,
 ) -> int:
     """Train, write the adapter or the model, and print one line about the result at the end.
 
@@ -87,6 +98,7 @@ def run(
         max_grad_norm: clip the gradient of a step to this norm; None for no clipping.
         master_weights: train float32 weights and compute in bfloat16; only without LoRA.
         cache: folder for tokenized data, relative to --output; None keeps nothing.
+        rewards, reward_limits: of a run that learns from rewards of its own completions.
 
     Returns:
         The exit status: 0, or 1 after a printed error, or 128 + the signal's number after a signal.
@@ -104,6 +116,8 @@ def run(
             settings,
             (optimizer, schedule),
             cache_directory(cache, arguments.output),
+            rewards,
+            reward_limits or RewardLimits(),
         )
         try:
             return guarded(lambda: _run(job))
@@ -119,6 +133,7 @@ class _Job:
     Attributes:
         directory: of the checkpoints, absolute.
         caches: folder for tokenized data; an address is not used.
+        rewards, limits: of a run that learns from rewards of its own completions.
     """
 
     artifact: Path
@@ -128,6 +143,8 @@ class _Job:
     settings: TrlSettings
     makers: tuple[Callable[[Any], Any], Callable[[Any, int], Any]]
     caches: str | None
+    rewards: Sequence[Reward]
+    limits: RewardLimits
 
 
 def _run(job: _Job) -> int:
@@ -140,6 +157,8 @@ def _run(job: _Job) -> int:
             "adapter",
             "merge it into its base, and give the merged model with --model",
         )
+    if train.grpo is not None:
+        check_reinforced(arguments, train.grpo)
     if arguments.trace is not None:
         check_writable(arguments.trace)
     start, folder = open_run(job.directory, job.artifact, arguments.resume)
@@ -199,48 +218,58 @@ def _run(job: _Job) -> int:
     initial = None if lora is None or not lora.principal else _initial(job, base, place, folder is None)
     optimizer, schedule = job.makers
     adapter = arguments.start_from(lora) if folder is None and lora is not None else None
-    pieces = Pieces(prepared, train, place.process_index, place.num_processes)
-    trainer = RecipeTrainer(
-        trainable_model(base, job.settings, adapter, initial),
-        settings_of(job.settings, job.directory, pieces.per_step, until, cpu),
-        tokenizer,
-        pieces,
-        objective_of(train),
-        Training(
-            start=start,
-            optimizer=optimizer,
-            schedule=lambda torch_optimizer: schedule(torch_optimizer, total),
-            parameters=lambda whole: trained_parameters(
-                whole, base, lora, job.settings.model.trainable_modules
-            ),
-            reference=reference_model(base, job.settings),
-            eval_every=train.eval_every,
-            loraplus_lr_ratio=None if lora is None else lora.loraplus_lr_ratio,
-            keep_first=arguments.trace is not None,
-            stopping=train.early_stopping,
-            before=before,
-        ),
-        Surroundings(
-            state=prepared.state,
-            done=done,
-            evaluated=evaluated,
-            stop=lambda: job.interrupts.requested is not None,
-        ),
+    training = Training(
+        start=start,
+        optimizer=optimizer,
+        schedule=lambda torch_optimizer: schedule(torch_optimizer, total),
+        parameters=lambda whole: trained_parameters(whole, base, lora, job.settings.model.trainable_modules),
+        reference=None if train.grpo is not None else reference_model(base, job.settings),
+        eval_every=train.eval_every,
+        loraplus_lr_ratio=None if lora is None else lora.loraplus_lr_ratio,
+        keep_first=arguments.trace is not None,
+        stopping=train.early_stopping,
+        before=before,
     )
-    with _ending(job, report, total, until) as ending:
-        job.interrupts.deferred = True
-        try:
-            trainer.go(folder)
-        finally:
-            job.interrupts.deferred = False
-            prepared.close()
-        step, early = trainer.state.global_step, None
-        counted = before if start >= until else trainer.evaluations
-        if step < total and counted.ends(train.early_stopping):
-            early = ending.early = counted.sentence(step)
-        elif job.interrupts.requested is not None and step < until:
-            place.destroy_process_group()
-            raise Interrupted(job.interrupts.requested)
+    around = Surroundings(
+        state=prepared.state,
+        done=done,
+        evaluated=evaluated,
+        stop=lambda: job.interrupts.requested is not None,
+    )
+    whole = trainable_model(base, job.settings, adapter, initial)
+    with ExitStack() as stack:
+        trainer: RecipeTrainer | RewardTrainer
+        if train.grpo is not None:
+            ends = completion_ends(base, tokenizer, prepared.ends, train.grpo.stop)
+            accumulation = train.global_batch_size // (train.micro_batch_size * place.num_processes)
+            common = trainer_settings(job.settings, job.directory, accumulation, until, cpu)
+            how = training, around
+            trainer = stack.enter_context(_rewarded(job, whole, tokenizer, prepared, ends, common, how))
+        else:
+            pieces = Pieces(prepared, train, place.process_index, place.num_processes)
+            trainer = RecipeTrainer(
+                whole,
+                settings_of(job.settings, job.directory, pieces.per_step, until, cpu),
+                tokenizer,
+                pieces,
+                objective_of(train),
+                training,
+                around,
+            )
+        with _ending(job, report, total, until) as ending:
+            job.interrupts.deferred = True
+            try:
+                trainer.go(folder)
+            finally:
+                job.interrupts.deferred = False
+                prepared.close()
+            step, early = trainer.state.global_step, None
+            counted = before if start >= until else trainer.evaluations
+            if step < total and counted.ends(train.early_stopping):
+                early = ending.early = counted.sentence(step)
+            elif job.interrupts.requested is not None and step < until:
+                place.destroy_process_group()
+                raise Interrupted(job.interrupts.requested)
     trained = arrays(trainer.trained())  # the last collective operation: all processes take part
     # Threads of gloo sometimes abort a process that ends while its group still exists.
     place.destroy_process_group()
@@ -258,6 +287,54 @@ def _run(job: _Job) -> int:
             )
         print(report.summary(step, early), flush=True)
     return 0
+
+
+@contextmanager
+def _rewarded(
+    job: _Job,
+    model: Any,
+    tokenizer: Any,
+    prepared: PreparedData,
+    ends: Sequence[int],
+    common: Mapping[str, Any],
+    how: tuple[Training, Surroundings],
+) -> Iterator[RewardTrainer]:
+    """Yield the trainer of a run that learns from rewards, and end its reward processes.
+
+    Args:
+        ends: the tokens that end a completion.
+        common: the settings of transformers' Trainer.
+    """
+    grpo, schedule = job.settings.train.grpo, prepared.schedule
+    assert grpo is not None and isinstance(schedule, PromptSchedule)
+    prompts = Prompts(schedule.samples)
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    with reward_functions(job.rewards, job.limits, grpo, prompts, decode) as functions:
+        try:
+            arguments = grpo_settings(job.settings, common, ends, job.arguments.vllm_mode)
+            trainer = RewardTrainer(model, arguments, tokenizer, (schedule, ends), functions, *how)
+        except ImportError as error:
+            if job.arguments.vllm_mode is None:
+                raise
+            raise UserError(
+                f"--vllm-mode {job.arguments.vllm_mode}: {error}",
+                f"pip install 'trl[vllm]=={version('trl')}', or leave --vllm-mode out",
+            ) from error
+        yield trainer
+
+
+def check_reinforced(arguments: BackendArguments, grpo: Grpo) -> None:
+    """Raise UserError for what TRL's GRPOTrainer cannot do."""
+    if arguments.trace is not None:
+        raise UserError("--trace: TRL draws its own completions, which no other run has", "leave it out")
+    if arguments.resume and grpo.iterations > 1:
+        raise UserError(
+            f"--resume: TRL does not store the completions that {grpo.iterations} steps train on",
+            "train from the beginning, or with train.grpo.iterations 1",
+        )
 
 
 @contextmanager
