@@ -116,9 +116,10 @@ W1168 = Code(
 E1171 = Code(
     "E1171",
     "another script of TRL",
-    cause="The file is for a TRL script that recipes have no counterpart for (GRPO, RLOO, reward "
-    "models, distillation), or it has a key that the `--script` script does not have.",
-    cure="Port the config of an SFT, DPO, CPO, ORPO or KTO run, or remove the key with `--set KEY=null`.",
+    cause="The file is for a TRL script that recipes have no counterpart for (reward models, distillation), "
+    "or it has a key that the `--script` script does not have.",
+    cure="Port the config of an SFT, DPO, CPO, ORPO, KTO, GRPO or RLOO run, or remove the key with "
+    "`--set KEY=null`.",
 )
 
 E1180 = Code(

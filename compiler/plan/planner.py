@@ -131,6 +131,8 @@ SEARCHED = (
     "xla.profile",
 )
 """The keys that a search varies."""
+OF_ROLLOUTS = ("rollout.axes", "rollout.rows")
+"""The same of a recipe that generates completions."""
 UNMEASURED = "The interval is of runs without TorchAX: no measurement of one by it is published."
 
 
@@ -308,7 +310,7 @@ def settings(program: Program) -> dict[str, str]:
     """Return the recipe's values of the keys that a search varies."""
     values = program.recipe.model_dump(mode="json")
     out = {}
-    for path in SEARCHED:
+    for path in (*SEARCHED, *(OF_ROLLOUTS if program.recipe.train.grpo is not None else ())):
         section, key = path.split(".")
         out[path] = flow(values[section][key])
     return out

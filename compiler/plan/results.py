@@ -539,6 +539,9 @@ class Point:
         seconds_per_token, memory, usd_per_million_tokens: estimates; None where not compiled.
         bound_seconds_per_token: the analytic lower bound; 0 where refused.
         exposed_seconds: the part of `step_seconds` in which the device waits for collectives and copies.
+        generation_seconds: of an optimizer step, in addition to its micro-batches; counted in
+            `seconds_per_token`. None without generation.
+        generation_memory: bytes of a device while it generates.
     """
 
     sets: tuple[str, ...]
@@ -552,6 +555,8 @@ class Point:
     usd_per_million_tokens: float | None = None
     mfu: float | None = None
     exposed_seconds: float | None = None
+    generation_seconds: float | None = None
+    generation_memory: float | None = None
 
 
 @dataclass(frozen=True)

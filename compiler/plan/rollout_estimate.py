@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from recipec.compiler.lowering.divided import resolve_specs
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.lowering.sizes import BYTES
+from recipec.compiler.lowering.sizes import BYTES, tp_sizes
 from recipec.compiler.plan import rates
 from recipec.compiler.plan.results import Generation, Pass
 from recipec.compiler.plan.torus import Torus, between_slices
@@ -37,6 +37,7 @@ from recipec.compiler.roofline.rollout import (
     with_layout,
 )
 from recipec.compiler.roofline.training_step import LOOKED_UP, STORED, model_flops, multiplies, shapes
+from recipec.compiler.wording import divisors
 from recipec.runtime.model.adapters import arrays_of
 from recipec.runtime.model.families.family import EXPERTS, Parameter, arrays, matrices
 from recipec.runtime.model.partition_rules import data_parallel, rows_at_once, shards
@@ -49,6 +50,9 @@ SUMS = 2
 """All-reduces of a layer over tp: after attention, and after the feed-forward block."""
 
 ACTIVATION_BYTES = 2
+
+GAIN = 0.02
+"""How much faster another rollout must be, by the estimate, to be preferred to the recipe's own."""
 
 
 def generation(program: Program) -> Generation | None:
@@ -77,6 +81,45 @@ def generation(program: Program) -> Generation | None:
         forward_share=_forward_flops(program) / model_flops(program, 1.0),
         alternative=_alternative(program, axes),
     )
+
+
+def fastest_rollout(program: Program) -> Program:
+    """Return a program with the `rollout.axes` and `rollout.rows` that generate a batch fastest.
+
+    By the estimate, of layouts that fit the device's memory by calculation, each with the most rows that fit.
+    Without one, or if none is faster than the program's own by `GAIN`, return the program itself.
+    """
+    recipe, available = program.recipe, program.accelerator.hbm_bytes_per_device
+    own = generation(program)
+    if own is None:
+        return program
+    best, least = program, own.seconds * (1 - GAIN) if own.need.total <= available else math.inf
+    total = recipe.train.global_batch_size
+    for axes in _layouts(program):
+        for rows in sorted(divisors(total), reverse=True):
+            # A whole batch is written as null, as by default.
+            rollout = {"axes": axes, "rows": None if rows == total else rows}
+            section = recipe.rollout.model_copy(update=rollout)
+            changed = replace(program, recipe=recipe.model_copy(update={"rollout": section}))
+            if rows % data_parallel(axes) == 0 and rollout_need(changed).total <= available:
+                rolled = generation(changed)
+                if rolled is not None and rolled.seconds < least:
+                    best, least = changed, rolled.seconds
+                break  # with fewer rows, the weights are read more often
+    return best
+
+
+def _layouts(program: Program) -> Iterator[dict[str, int]]:
+    """Yield the layouts of rollouts on a program's devices: its own, and each size of tp."""
+    own = dict(axes_of(program))
+    yield own
+    shared = {axis: size for axis, size in program.recipe.mesh.axes.items() if axis in ("dcn", "ep")}
+    rest = program.accelerator.devices // math.prod(shared.values())
+    for tp in tp_sizes(program.architecture, rest):
+        axes = {**shared, "fsdp": rest // tp, "tp": tp}
+        axes = {axis: axes[axis] for axis in ("dcn", "fsdp", "ep", "tp") if axis in axes}
+        if axes != own:
+            yield axes
 
 
 def _at_once(program: Program, axes: Mapping[str, int]) -> int:

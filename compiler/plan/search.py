@@ -4,9 +4,11 @@
 with the lowest bounds first. It skips a configuration if a compiled one is better than its bound.
 
 The search varies mesh x micro-batch x rematerialization x attention x profile of flags, within what the
-recipe allows. For the otherwise unchanged recipe it also varies the block size of the attention kernel.
-Model, adapters, data and the rows of an optimizer step stay the same. With `free_batch`, the search may raise
-the rows so that every device gets some.
+recipe allows. For the otherwise unchanged recipe it also varies the block size of the attention kernel. If
+the recipe generates completions, each configuration gets the layout and the number of rows that generate
+fastest by the estimate, and counts with update and generation together. Model, adapters, data and the rows of
+an optimizer step stay the same. With `free_batch`, the search may raise the rows so that every device gets
+some.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,14 +30,16 @@ from recipec.compiler.lowering.runtime_settings import attention_block
 from recipec.compiler.lowering.sizes import tp_sizes
 from recipec.compiler.pages.numbers import gib_number
 from recipec.compiler.plan.depth import parts
-from recipec.compiler.plan.planner import check_target, estimate, job
+from recipec.compiler.plan.planner import OF_ROLLOUTS, check_target, estimate, job
 from recipec.compiler.plan.pool import Progress, compile_jobs
 from recipec.compiler.plan.results import Collective, Compiled, Failed, Job, Point, Search
+from recipec.compiler.plan.rollout_estimate import fastest_rollout, generation
 from recipec.compiler.roofline.training_step import bound, rows
 from recipec.compiler.wording import divisors, plural
 from recipec.runtime.model.partition_rules import TOKENS, data_parallel
 from recipec.spec.core_schema import flow
 from recipec.spec.language.mesh import Remat
+from recipec.spec.language.reinforcement import Rollout
 from recipec.spec.load import load
 
 MOST = 24
@@ -114,6 +118,7 @@ class _RunningSearch:
         reached: objectives of the configurations that fit, by the index of their point.
         large: configurations that were compiled and do not fit.
         compiled: how many configurations were compiled.
+        rollouts: the fastest, by the mesh and the rows of an optimizer step.
     """
 
     options: SearchOptions
@@ -123,6 +128,7 @@ class _RunningSearch:
     large: list[Candidate] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     compiled: int = 0
+    rollouts: dict[tuple[str, int], Rollout] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
     def candidates(self, every: Sequence[Variant], source: Path) -> list[Candidate]:
@@ -136,20 +142,46 @@ class _RunningSearch:
                 error = next(d for d in settled.diagnostics if d.severity == "error")
                 self.points.append(Point(variant.sets, "refused", f"{error.code}: {error.message}", 0.0, 0.0))
                 continue
-            candidate = Candidate.of(variant, settled.program, self.options.tokens_per_row)
-            available = settled.program.accelerator.hbm_bytes_per_device
-            if candidate.memory > available:
-                self._settle(
-                    candidate,
-                    "too large",
-                    f"it needs at least {_of(candidate.memory, available)}",
-                )
-                continue
-            out.append(candidate)
+            for chosen, program in self._with_rollouts(variant, settled.program, source):
+                self._add(Candidate.of(chosen, program, self.options.tokens_per_row), out)
         # With equal bounds of time, the one that keeps most is likely the fastest: it recomputes least.
         return sorted(
             out, key=lambda candidate: (candidate.variant.sets != (), candidate.lowest[0], -candidate.memory)
         )
+
+    def _with_rollouts(
+        self, variant: Variant, program: Program, source: Path
+    ) -> Iterator[tuple[Variant, Program]]:
+        """Yield a configuration with the rollout that is the fastest by the estimate. If this is not the
+        recipe's own, the unchanged recipe is also yielded."""
+        if program.recipe.train.grpo is None or {*OF_ROLLOUTS} & {*self.options.fixed}:
+            yield variant, program
+            return
+        recipe = program.recipe
+        # Nothing else that a search varies changes how completions are generated.
+        varied = flow(recipe.mesh.axes), recipe.train.global_batch_size
+        if varied not in self.rollouts:
+            self.rollouts[varied] = fastest_rollout(program).recipe.rollout
+        rollout = self.rollouts[varied]
+        if rollout == recipe.rollout or not variant.sets:
+            yield variant, program
+        if rollout == recipe.rollout:
+            return
+        changed = (f"rollout.axes={flow(rollout.axes)}", f"rollout.rows={flow(rollout.rows)}")
+        sets = (*variant.sets, *changed)
+        settled = lower(load(source, [*self.options.sets, *sets]), planning=True).program
+        if settled is not None:
+            yield replace(variant, sets=sets), settled
+        elif variant.sets:
+            yield variant, program
+
+    def _add(self, candidate: Candidate, out: list[Candidate]) -> None:
+        """Add a candidate, unless its bound does not fit a device."""
+        available = candidate.program.accelerator.hbm_bytes_per_device
+        if candidate.memory > available:
+            self._settle(candidate, "too large", f"it needs at least {_of(candidate.memory, available)}")
+            return
+        out.append(candidate)
 
     def compile(self, now: Sequence[Candidate]) -> None:
         """Compile these configurations, and record the finished ones, even after an interrupt."""
@@ -228,13 +260,19 @@ class _RunningSearch:
         program = candidate.program
         estimated = estimate(program, compiled)
         refused = next((result for result in compiled if result.out_of_memory), None)
-        if refused is not None or estimated.memory.headroom < 0:
-            needed = _of(estimated.memory.used, estimated.memory.available)
+        used = max(estimated.memory.used, candidate.generates[1])
+        if refused is not None or used > estimated.memory.available:
+            needed = _of(used, estimated.memory.available)
             self.large.append(candidate)
             self._settle(candidate, "too large", f"it needs {needed}", memory=estimated.memory)
             return
-        seconds, price = estimated.seconds / candidate.tokens, program.usd_per_hour
-        self.reached[len(self.points)] = _objectives(program, seconds, estimated.memory.used)
+        rolled = generation(program)
+        update, further = program.accumulation_steps * estimated.seconds, 0.0
+        if rolled is not None:
+            further = sum(rolled.parts(update).values()) - update
+        seconds = (update + further) / (candidate.tokens * program.accumulation_steps)
+        price = program.usd_per_hour
+        self.reached[len(self.points)] = _objectives(program, seconds, used)
         self._settle(
             candidate,
             "compiled",
@@ -244,6 +282,8 @@ class _RunningSearch:
             usd_per_million_tokens=None if price is None else price / 3600 * seconds * 1e6,
             mfu=estimated.mfu,
             exposed_seconds=estimated.timeline.exposed,
+            generation_seconds=None if rolled is None else further,
+            generation_memory=None if rolled is None else candidate.generates[1],
         )
 
     def _settle(self, candidate: Candidate, status: str, reason: str = "", **figures: Any) -> None:
@@ -273,12 +313,15 @@ class Candidate:
     Attributes:
         tokens: real tokens of a micro-batch over all devices.
         lowest: lower bounds of its objectives.
+        generates: seconds of an optimizer step in which completions are generated, if everything overlaps,
+            and bytes of a device meanwhile, by the estimate from shapes; 0 without generation.
     """
 
     variant: Variant
     program: Program
     tokens: float
     lowest: Objectives
+    generates: tuple[float, float] = (0.0, 0.0)
 
     @classmethod
     def of(cls, variant: Variant, program: Program, tokens_per_row: float | None) -> Candidate:
@@ -290,7 +333,12 @@ class Candidate:
         length = program.recipe.data.max_length
         least = bound(program, length)
         tokens = rows(program) * (length if tokens_per_row is None else tokens_per_row)
-        return cls(variant, program, tokens, _objectives(program, least.seconds / tokens, least.memory_bytes))
+        rolled, generates = generation(program), (0.0, 0.0)
+        if rolled is not None:
+            generates = rolled.bound / rolled.iterations, rolled.need.total
+        seconds = (least.seconds + generates[0] / program.accumulation_steps) / tokens
+        memory = max(least.memory_bytes, generates[1])
+        return cls(variant, program, tokens, _objectives(program, seconds, memory), generates)
 
     @property
     def memory(self) -> float:

@@ -27,6 +27,10 @@ REASONS = 6
 RECIPE = "the recipe as it stands"
 BATCH = "train.global_batch_size"
 ESTIMATES = "Estimates: libtpu compiled the training step without a TPU, and nothing was measured on one."
+GENERATES = (
+    " rollout: its mesh, and completions at once. generation: seconds of an optimizer step in which "
+    "completions are generated, an estimate from shapes; ms/token counts them."
+)
 LEGEND = (
     "mesh: {axes}. ms/token: milliseconds a real token, over all devices. step: seconds of a "
     "micro-batch. GiB, HBM: of each device, and the share of its memory. {price} waits: seconds of a step "
@@ -84,10 +88,13 @@ class _Configurations:
         self.search, self.settings, self.devices, self.raised = search, settings, devices, raised
         priced = search.points[search.front[0]].usd_per_million_tokens is not None
         self.price = "US$/M" if priced else "dev-s/M"
+        self.generates = search.points[search.front[0]].generation_seconds is not None
 
     def table(self, indices: Sequence[int], label: str, note: str = "") -> Table:
         head = ["", "mesh", "micro", *(["rows"] if self.raised else []), "remat", "attn.", "flags"]
         head += ["ms/token", "step", "GiB", "HBM", "MFU", self.price, "waits"]
+        head += ["rollout", "generation"] if self.generates else []
+        note += GENERATES if note and self.generates else ""
         first = 4 if self.raised else 3
         rows = [self._row(index) for index in indices]
         # The numbers of the front are those of the plot, which a terminal does not show.
@@ -100,6 +107,7 @@ class _Configurations:
         memory = point.memory
         assert memory and point.seconds_per_token and point.step_seconds and point.mfu is not None
         device_seconds = 1e6 * point.seconds_per_token * self.devices
+        used = max(memory.used, point.generation_memory or 0.0)
         million = point.usd_per_million_tokens
         return [
             str(self.search.front.index(index) + 1) if index in self.search.front else "",
@@ -111,11 +119,12 @@ class _Configurations:
             values["xla.profile"],
             ms_per_token(point.seconds_per_token),
             f"{point.step_seconds:.3f}",
-            gib_number(memory.used, 1),
-            f"{100 * memory.share:.0f} %",
+            gib_number(used, 1),
+            f"{100 * used / memory.available:.0f} %",
             f"{100 * point.mfu:.0f} %",
             f"{device_seconds:.0f}" if million is None else f"{million:.3f}",
             "" if point.exposed_seconds is None else f"{point.exposed_seconds:.3f}",
+            *([_rollout(values), f"{point.generation_seconds or 0.0:.1f}"] if self.generates else []),
         ]
 
 
@@ -123,6 +132,13 @@ def _kernel(values: Mapping[str, str]) -> str:
     """Return a configuration's attention, with the block size unless it is the accelerator's own."""
     block = values["model.attention_block"]
     return values["model.attention"] + ("" if block == "null" else f" {block}")
+
+
+def _rollout(values: Mapping[str, str]) -> str:
+    """Return the layout of a configuration's rollouts, and the completions that are generated at once."""
+    axes = values["mesh.axes"] if values["rollout.axes"] == "null" else values["rollout.axes"]
+    rows = "all" if values["rollout.rows"] == "null" else values["rollout.rows"]
+    return f"{' x '.join(re.findall(r'[0-9]+', axes))}, {rows}"
 
 
 def _values(sets: Sequence[str]) -> dict[str, str]:

@@ -229,6 +229,7 @@ def _groups(keys: Keys) -> Says:
     yield from reinforcement.say_rewards(section)
     yield from reinforcement.say_loss(section)
     yield from reinforcement.say_sampling(section)
+    yield from reinforcement.say_server(section)
     yield from section.follow(OF_GROUPS)
     yield from section.follow(reinforcement.OF_GROUPS)
     names = [name for name in OF_PREFERENCES if name != "trl"]

@@ -527,6 +527,7 @@ def _groups(run: Trl) -> Says:
     yield from reinforcement.say_rewards(keys, script.rewards if script else None)
     yield from reinforcement.say_loss(keys, rloo=run.script == "rloo")
     yield from reinforcement.say_sampling(keys)
+    yield from reinforcement.say_server(keys)
     rows, micro = (keys.ledger.value(f"train.{key}") for key in ("global_batch_size", "micro_batch_size"))
     accumulation = keys.integer("gradient_accumulation_steps") or 1
     if isinstance(rows, int) and isinstance(micro, int):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -159,6 +160,47 @@ def say_sampling(keys: Keys) -> Says:
     if others:
         yield keys.learned("generation_kwargs", (), f"recipec has no setting for {listing(others)}")
     yield keys.same("generation_kwargs", note="part of train.grpo" if sampling else "none")
+
+
+CORRECTION = "importance_sampling_"
+EVERYWHERE = "0.0.0.0"
+
+
+def say_server(keys: Keys) -> Says:
+    """State the vLLM server that draws completions, with its correction.
+
+    Without a server, or without adapters, the rows of OF_GROUPS hold.
+    """
+    if not keys.flag("use_vllm") or keys.choice("vllm_mode", ("colocate", "server")) != "server":
+        return
+    if keys.ledger.value("lora.rank") is None:
+        note = "recipec's server takes only adapters, so the chips that train draw completions"
+        yield keys.differs("vllm_mode", {}, note)
+        return
+    yield keys.say("use_vllm", {"rollout.engine": "vllm"})
+    yield keys.same("vllm_mode", {"rollout.engine": "vllm"}, "rollout/serve.sh starts the server")
+    url, host = keys.text("vllm_server_base_url"), keys.text("vllm_server_host")
+    if url:
+        yield keys.say("vllm_server_base_url", {"rollout.url": url.rstrip("/")})
+        yield from keys.passive(("vllm_server_host", "vllm_server_port"), "vllm_server_base_url is given")
+    else:
+        here = "127.0.0.1" if host in (None, EVERYWHERE) else host
+        url = f"http://{here}:{keys.integer('vllm_server_port') or 8000}"
+        for key in ("vllm_server_host", "vllm_server_port"):
+            yield keys.say(key, {"rollout.url": url})
+    if keys.given("vllm_server_timeout"):
+        seconds = math.ceil(keys.number("vllm_server_timeout") or 1)
+        yield keys.say("vllm_server_timeout", {"rollout.wait_seconds": seconds})
+    yield keys.same("vllm_group_port", note="recipec hands adapters over in files")
+    corrects, mode = f"vllm_{CORRECTION}correction", f"vllm_{CORRECTION}mode"
+    yield keys.say(corrects, {f"rollout.{CORRECTION}correction": keys.flag(corrects)})
+    if keys.flag(corrects):
+        yield keys.say(mode, {f"rollout.{CORRECTION}mode": keys.text(mode)})
+        older = f"vllm_{CORRECTION}cap"
+        most = older if keys.value(older) is not None else f"vllm_{CORRECTION}clip_max"
+        yield keys.say(most, {f"rollout.{CORRECTION}clip_max": keys.number(most)})
+        least = f"vllm_{CORRECTION}clip_min"
+        yield keys.say(least, {f"rollout.{CORRECTION}clip_min": keys.number(least)})
 
 
 def say_draws(keys: Keys, accumulation: int, per_step: int) -> Says:

@@ -75,7 +75,7 @@ Evaluating.record = noting
     assert mine == other and len(set(mine.split())) == 10
 
 
-@pytest.mark.e2e
+@pytest.mark.nightly
 @pytest.mark.parametrize("rollout", ["", "axes={'fsdp': 1, 'tp': 2}"])
 def test_two_processes_learn_from_rewards_like_one_process(rollout: str, place: Path, lives: Lives) -> None:
     """Generate on the mesh of training, and on one that splits layers over both processes."""

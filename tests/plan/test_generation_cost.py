@@ -10,8 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli import main as cli
+from recipec.compiler.plan import search as searching
+from recipec.compiler.plan.planner import settings
 from recipec.compiler.plan.results import Generation
-from recipec.compiler.plan.rollout_estimate import generation
+from recipec.compiler.plan.rollout_estimate import fastest_rollout, generation
+from recipec.compiler.plan.search_document import document
 from tests.plan.plans import lowered
 
 RECIPE = """\
@@ -155,3 +158,30 @@ def test_completions_that_do_not_fit_are_an_error(file: Path) -> None:
     rows = int(words.partition("rollout: {rows: ")[2].partition("}")[0])
     again = plan(file, *wide, f"rollout={{axes: {{tp: 8}}, rows: {rows}}}")
     assert "E1009" not in again.stderr and 1024 < rows < 4096
+
+
+def test_fastest_rollout_has_the_most_rows_that_fit(file: Path) -> None:
+    unchanged = lowered(file)
+    assert fastest_rollout(unchanged) is unchanged
+    better = fastest_rollout(lowered(file, "rollout.axes={fsdp: 8}", "rollout.rows=64")).recipe.rollout
+    assert (better.axes, better.rows) == ({"fsdp": 1, "tp": 8}, None)
+    wide = fastest_rollout(lowered(file, "train.global_batch_size=4096", "rollout.rows=64")).recipe.rollout
+    assert (wide.axes, wide.rows) == ({"fsdp": 1, "tp": 8}, 512)
+
+
+@pytest.mark.usefixtures("told")
+def test_search_counts_generation_and_varies_the_rollout(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look only at the recipe's own step, which takes 20 s a micro-batch."""
+    every = searching.variants
+    monkeypatch.setattr(searching, "variants", lambda program, free: every(program, free)[:1])
+    slow = ("rollout.axes={fsdp: 8}",)
+    program = lowered(file, *slow)
+    found = searching.search(program, searching.SearchOptions(slow))
+    baseline, better = found.points
+    assert better.sets == ("rollout.axes={fsdp: 1, tp: 8}", "rollout.rows=null") and found.front[0] == 1
+    for point, rollout in ((baseline, rolled(file, *slow)), (better, rolled(file))):
+        assert point.generation_seconds == pytest.approx(rollout.seconds)
+        update = 20 * program.accumulation_steps
+        assert point.seconds_per_token == pytest.approx((update + rollout.seconds) / (512 * 1280))
+    words = str(document(found, settings(program), ("fsdp", "tp"), 8))
+    assert "1 x 8, all" in words and "8 x 1, all" in words

@@ -20,6 +20,7 @@ import pytest
 
 from recipec.compiler.emitters.train import emit_train
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.runtime_settings import run_settings
 from recipec.compiler.plan import abstract as steps
 from recipec.compiler.plan import worker
 from recipec.compiler.plan.depth import shortened
@@ -131,6 +132,40 @@ def test_abstract_step_sizes_are_the_bytes_of_one_device(job: Job) -> None:
     assert made.sizes.optimizer == pytest.approx(3 * adapters, rel=1e-3)
     # Tokens, positions and segments of one row in int32, its mask, and two scalars.
     assert made.sizes.batch == 96 * (3 * 4 + 1) + 8
+
+
+def test_abstract_generation_is_the_rollouts_program_in_its_layout() -> None:
+    """Lower two layers at their real sizes for virtual devices: 256 rows of 256 + 1,024 tokens, on tp 8 while
+    the step is on fsdp 8."""
+    import jax
+
+    from recipec.compiler.plan.abstract import abstract_generation
+    from recipec.runtime.model.sharding import arrange
+
+    program, layers = lowered("qwen3-8b-grpo-v6e8", "model.attention=dot"), (0, 1)
+    settings = run_settings(program)
+    mesh = arrange(settings.mesh.axes, jax.devices("cpu")[: settings.mesh.devices])
+    run, arguments, inside, sizes = abstract_generation(program, layers, settings, mesh)
+    assert (dict(mesh.shape), dict(inside.shape)) == ({"fsdp": 8, "tp": 1}, {"fsdp": 1, "tp": 8})
+    with inside:
+        made = run.lower(*arguments)
+    assert "stablehlo.while" in made.as_text()
+    shapes = [leaf.shape for leaf in jax.tree.leaves(made.out_info)]
+    assert shapes == [(256, 1024), (256,), (256, 1024), (256,)]
+    weights = sum(
+        math.prod(p.shape) * 2 / (8 if "tp" in p.spec else 1)
+        for p in program.family.parameters(shortened(program.architecture, layers))
+    )
+    assert sizes.weights == pytest.approx(weights, rel=1e-9)
+    of_layers = [x for x in program.adapters if x.a_path.startswith(("layers.0.", "layers.1."))]
+    adapters = sum(
+        math.prod(shape) * 4 / (8 if "tp" in spec else 1)
+        for x in of_layers
+        for shape, spec in ((x.a_shape, x.a_spec), (x.b_shape, x.b_spec))
+    )
+    assert sizes.adapters == pytest.approx(adapters, rel=1e-9) and sizes.optimizer == 0
+    # Tokens and segments in int32, and a salt of each row, whole on each device.
+    assert sizes.batch == 256 * (256 * 2 * 4 + 4)
 
 
 DPO = ("train.objective=dpo", "data.format=preference", "data.packing=false", "data.loss_on=completion")

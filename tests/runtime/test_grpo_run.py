@@ -91,8 +91,8 @@ def test_run_learns_from_rewards(place: Path, lives: Lives) -> None:
     [
         pytest.param(1, "scale_rewards='batch'", ROUNDED, marks=pytest.mark.e2e),
         pytest.param(3, "beta=0.04, dynamic_sampling=2, loss='grpo'", "", marks=pytest.mark.e2e),
-        pytest.param(2, "beta=0.04", "LORA = None\n", marks=pytest.mark.e2e),
-        pytest.param(2, "beta=0.04, loss='rloo', scale_rewards='none'", "", marks=pytest.mark.e2e),
+        pytest.param(2, "beta=0.04", "LORA = None\n", marks=pytest.mark.nightly),
+        pytest.param(2, "beta=0.04, loss='rloo', scale_rewards='none'", "", marks=pytest.mark.nightly),
     ],
 )
 def test_killed_run_ends_like_uninterrupted_run(

@@ -217,7 +217,8 @@ def _run(job: _Job) -> int:
 
     initial = None if lora is None or not lora.principal else _initial(job, base, place, folder is None)
     optimizer, schedule = job.makers
-    adapter = arguments.start_from(lora) if folder is None and lora is not None else None
+    # TRL's GRPOTrainer copies its reference from the model that it gets, also when a run is resumed.
+    adapter = arguments.start_from(lora) if lora is not None and (folder is None or train.grpo) else None
     training = Training(
         start=start,
         optimizer=optimizer,
@@ -330,6 +331,11 @@ def check_reinforced(arguments: BackendArguments, grpo: Grpo) -> None:
     """Raise UserError for what TRL's GRPOTrainer cannot do."""
     if arguments.trace is not None:
         raise UserError("--trace: TRL draws its own completions, which no other run has", "leave it out")
+    if arguments.adapter is not None and grpo.beta:
+        raise UserError(
+            f"--adapter {arguments.adapter}: --resume would lose it, and it is the reference of grpo.beta",
+            "name it in lora.start_from",
+        )
     if arguments.resume and grpo.iterations > 1:
         raise UserError(
             f"--resume: TRL does not store the completions that {grpo.iterations} steps train on",
