@@ -44,7 +44,7 @@ if not _has_ops():
 """
 """Appended to torchvision/extension.py, the first module that torchvision imports."""
 
-START_SECONDS = 300
+START_SECONDS = 600
 """A start takes 25 to 160 s, depending on the machine's load."""
 
 

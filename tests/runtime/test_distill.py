@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from recipec.compiler.miniature.small_checkpoint import write_checkpoint
 from recipec.runtime.model.sharding import shard_rows, start_mesh
 from recipec.runtime.sections import Distill
 from recipec.runtime.settings import MeshSettings, TrainSettings
@@ -17,6 +20,8 @@ from recipec.runtime.training import losses
 from recipec.runtime.training.objective_losses import objective_loss
 from tests import tiny
 from tests.runtime import training
+from tests.runtime.artifacts import assert_equal, entries, error_of, steps, train, write_artifact
+from tests.runtime.lives import Lives
 from tests.runtime.references import twenty_steps
 from tests.runtime.test_loss import fake, largest, make_head, random
 
@@ -112,3 +117,55 @@ def test_twenty_steps_match_trl(beta: float, tmp_path: Path) -> None:
     assert found.parameters < 1e-5, found
     assert found.gradients < 1e-4, found
     assert found.moved > 1e-3, found
+
+
+DISTILLED = """
+import dataclasses
+
+from runtime.sections import Distill
+
+TEACHER = dataclasses.replace(MODEL, id="recipec/teacher")
+TRAIN = dataclasses.replace(TRAIN, objective="distill", distill=Distill(beta=0.5, temperature=2.0))
+"""
+KILLED = """
+import os
+import signal
+
+from runtime.training import trainer
+
+step = trainer.Trainer._step
+
+
+def killed(self, *arguments):
+    if self._train_steps == 5 and "--resume" not in sys.argv:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, *arguments)
+
+
+trainer.Trainer._step = killed
+"""
+"""Code of an artifact that is killed in its sixth step."""
+
+
+@pytest.mark.nightly
+def test_killed_distillation_ends_like_an_uninterrupted_one(place: Path, lives: Lives) -> None:
+    """Resume with another teacher, which is refused, and then with the run's own, which has more layers."""
+    config = json.loads((place / "model" / "config.json").read_text())
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    config["text_config"] |= {"num_hidden_layers": 3, "layer_types": kinds}
+    write_checkpoint(place / "teacher", config, dtype="float32")
+    arguments = "\n            teacher=TEACHER,"
+    write_artifact(place / "whole", prelude=DISTILLED, arguments=arguments)
+    write_artifact(place / "killed", prelude=DISTILLED + KILLED, arguments=arguments)
+    teacher = ("--teacher", str(place / "teacher"))
+    undisturbed = train(lives, place, "undisturbed", *teacher, artifact="whole")
+    assert undisturbed.status == 0, undisturbed.stderr
+    assert train(lives, place, "out", *teacher, artifact="killed").status == -signal.SIGKILL
+    last = steps(place / "out" / "checkpoints")[-1]
+    other = train(lives, place, "out", "--teacher", str(place / "model"), "--resume", artifact="killed")
+    assert other.status == 1
+    assert "is not the teacher that the run began with" in error_of(other, place, "out")[0]
+    end = train(lives, place, "out", *teacher, "--resume", artifact="killed")
+    assert end.status == 0 and f"continuing after step {last} of 10" in end.stderr, end.stderr
+    assert_equal(place, "undisturbed", "out", 10)
+    assert entries(place / "out" / "checkpoints") == entries(place / "undisturbed" / "checkpoints")
