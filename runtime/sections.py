@@ -169,7 +169,8 @@ class Grpo:
         iterations: Number of optimizer steps on the same completions, before the next ones are generated.
         loss: How the losses of tokens are computed and added up.
         ratio: What is compared with the policy that generated it; null uses the loss's own.
-        beta: Weight of the KL divergence from the model before training; 0 needs no reference.
+        beta: Weight of the KL divergence from the model before training; 0 needs no reference. rloo subtracts
+            it from the reward, summed over the completion, as TRL does; the other losses add it to the loss.
         kl: The estimate of the KL divergence.
         kl_bias_correction: Multiply the estimate by the ratio, so that its gradient is that of the
             divergence.

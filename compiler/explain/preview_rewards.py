@@ -180,7 +180,7 @@ def sampled(
         ids += [answer.tokens for answer in generator.answer(requests[start : start + ROWS])]
     texts = [str(model.tokenizer.decode(row, skip_special_tokens=True)) for row in ids]
     asked = Prompts(samples).asked(sorted(set(group)), grpo.num_generations, texts)
-    found, scores = _by_rewards(
+    preview, scores = _by_rewards(
         program,
         f"by {folder}, of the first {plural(len(set(group)), 'prompt')} at temperature {grpo.temperature:g}",
         (asked[0], asked[1], ids, asked[2]),
