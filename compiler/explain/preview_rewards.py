@@ -187,7 +187,7 @@ def sampled(
         group,
     )
     shown = zip(texts[:SHOWN], zip(*(values[:SHOWN] for values in scores), strict=True), strict=True)
-    return replace(found, shown=tuple(shown))
+    return replace(preview, shown=tuple(shown))
 
 
 def _by_rewards(
