@@ -1,6 +1,7 @@
 """The estimates of recipes/: compiled, recorded in recipes/estimates.json, and shown in pages and recipes.
 
     python -m scripts.recipes plan [NAME...]     plan what changed, or these: minutes each
+    python -m scripts.recipes first [NAME...]    first estimates of recorded plans: half a minute each
     python -m scripts.recipes fits               the bounds of docs/recipes.md's second table (a minute)
     python -m scripts.recipes rehearse NAME...   run `recipe rehearse`, and record the results: minutes each
     python -m scripts.recipes write              the heads of the recipes, docs/recipes.md and the cards' data
@@ -12,6 +13,7 @@ heads and page with the record, and the record with the current recipes.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 import subprocess
@@ -27,10 +29,13 @@ from pydantic import TypeAdapter
 from recipec.compiler import card, store
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lower import lower
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan import identity
+from recipec.compiler.plan import depth, identity
+from recipec.compiler.plan.first_estimate import first_parts
 from recipec.compiler.plan.kernels import GROUPED
-from recipec.compiler.plan.planner import plan
+from recipec.compiler.plan.planner import compiled_or_raise, first_estimate, job, plan
+from recipec.compiler.plan.pool import compile_jobs
 from recipec.compiler.plan.results import Estimate, Generation, Plan
 from recipec.compiler.plan.search import received
 from recipec.compiler.roofline.training_step import bound, rows
@@ -101,6 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     planning = commands.add_parser("plan", help="plan recipes that changed, or all that are named")
     planning.add_argument("names", nargs="*", metavar="NAME", help="of a recipe; without names: what changed")
+    early = commands.add_parser("first", help="estimate recorded recipes from schedules of a few layers")
+    early.add_argument("names", nargs="*", metavar="NAME", help="such as phi4-v5e8; all when none is given")
     commands.add_parser("fits", help="work out where the models fit")
     rehearsing = commands.add_parser("rehearse", help="rehearse recipes, and keep what is found")
     rehearsing.add_argument("names", nargs="+", metavar="NAME", help="of a recipe")
@@ -108,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     chosen = {
         "plan": lambda: _plan(asked.names),
+        "first": lambda: _first_estimates(asked.names),
         "fits": _fits,
         "rehearse": lambda: _rehearse(asked.names),
         "write": write,
@@ -309,6 +317,22 @@ def _plan(names: Sequence[str]) -> None:
     for gone in set(record.recipes) - known:
         del record.recipes[gone]
     _keep(record)
+
+
+def _first_estimates(names: Sequence[str]) -> None:
+    for path in paths():
+        of, kept = program(path), read().recipes.get(path.stem)
+        if kept is None or kept.key != key(of) or (names and path.stem not in names):
+            continue
+        first = first_parts(of, depth.parts(of), Backend.TUNIX)
+        if first is not None:
+            results = compiled_or_raise(compile_jobs([job(of, (), part) for part in first.every]))
+            estimated = first_estimate(of, first, dict(zip(first.every, results, strict=True)))
+            record = read()
+            record.recipes[path.stem] = dataclasses.replace(kept, first=_first(estimated))
+            _keep(record)
+            apart = (estimated.seconds / (kept.seconds or 1), estimated.memory.used / kept.memory.used)
+            print(path.stem, " ".join(f"{100 * (ratio - 1):+.1f} %" for ratio in apart), flush=True)
 
 
 def _fits() -> None:

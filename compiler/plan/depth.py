@@ -70,8 +70,8 @@ class Parts:
         return (self.whole,) if self.end is None else (self.whole, self.end)
 
     @property
-    def first(self) -> tuple[Part, ...]:
-        """The compiles of the first estimate, the one to the end first; () where there is none."""
+    def few(self) -> tuple[Part, ...]:
+        """The compiles of few layers that stand for all, the one to the end first; () without any."""
         return (self.end, *self.shallow) if self.end is not None and self.shallow else ()
 
 

@@ -3,20 +3,29 @@
 Each pattern of layers adds the same work, the same transfers and nearly the same memory. So a figure of all
 layers is a weighted sum of the figures of shorter models (`depth.Parts.shares`). docs/recipes.md compares
 such sums with the schedules of all layers.
+
+A schedule takes seconds, and code, which has the cycles of each operation, minutes. Where operations usually
+take the same multiple of their FLOPs and bytes (`rates.usual_prices`), the first estimate does without code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from recipec.compiler.lowering.backend import Backend
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import rates
+from recipec.compiler.plan.depth import Part, Parts
 from recipec.compiler.plan.results import Collective, Compiled, Interval, Kernel, Timeline
+from recipec.compiler.plan.schedule import Prices
 from recipec.compiler.plan.timeline import combined
 
-TIME_ERROR, MEMORY_ERROR = 0.02, 0.1
-"""The most by which a first estimate's seconds and bytes differ from the plan's own. tests/recipes holds it
-for the recorded plans. Memory is no sum where all layers take most of it at another moment than few do."""
+TIME_ERROR, USUAL_ERROR, MEMORY_ERROR = 0.02, 0.08, 0.1
+"""The most by which a first estimate's seconds and bytes differ from the plan's own; USUAL_ERROR is that of
+seconds without libtpu's cycles. tests/recipes holds them for the recorded plans. Memory is no sum where all
+layers take most of it at another moment than few do."""
 
 SUMMED = (
     *("weights", "adapters", "optimizer", "batch"),
@@ -27,6 +36,50 @@ COUNTED = ("layers", "instructions", "count")
 """The same, in whole numbers."""
 TOLD_APART = ("kind", "name", "axes", "over_dcn")
 """Fields that tell collectives, and kernels, apart."""
+
+
+@dataclass(frozen=True)
+class FirstParts:
+    """The compiles of a first estimate.
+
+    Attributes:
+        scheduled: schedules of few layers, or of all layers where few do not stand for them.
+        shares: a figure of all layers is the sum of the scheduled figures, each times its share.
+        end: the layers that are compiled to the end for the cycles of their operations; None where `usual`
+            has what operations take.
+        usual: as in `rates.usual_prices`.
+    """
+
+    scheduled: tuple[Part, ...]
+    shares: tuple[float, ...]
+    end: Part | None
+    usual: Prices | None
+
+    @property
+    def every(self) -> tuple[Part, ...]:
+        """All compiles, the one to the end first."""
+        return (*([] if self.end is None else [self.end]), *self.scheduled)
+
+    @property
+    def quick(self) -> bool:
+        """Whether no code is generated, which takes most of a compile."""
+        return self.end is None
+
+    @property
+    def error(self) -> float:
+        """The most by which the estimated seconds differ from the plan's own, as a share."""
+        return USUAL_ERROR if self.quick else TIME_ERROR
+
+
+def first_parts(program: Program, parts: Parts, backend: Backend) -> FirstParts | None:
+    """Return the compiles of a program's first estimate; None if the plan's own are no slower."""
+    usual = rates.usual_prices(program) if backend is Backend.TUNIX else None
+    if parts.end is None:
+        return None
+    if usual is not None:
+        scheduled, shares = (parts.shallow, parts.shares) if parts.shallow else ((parts.whole,), (1.0,))
+        return FirstParts(scheduled, shares, None, usual)
+    return FirstParts(parts.shallow, parts.shares, parts.end, None) if parts.shallow else None
 
 
 def foretold(shallow: Sequence[Compiled], shares: Sequence[float]) -> Compiled:
@@ -82,6 +135,6 @@ def _figure(name: str, value: Any) -> Any:
     return max(0, round(value)) if name in COUNTED else max(0.0, value)
 
 
-def widened(interval: Interval) -> Interval:
-    """Return the interval of a first estimate: the plan's own, with the error of first estimates."""
-    return replace(interval, low=interval.low * (1 - TIME_ERROR), high=interval.high * (1 + TIME_ERROR))
+def widened(interval: Interval, error: float) -> Interval:
+    """Return the interval of a first estimate: the plan's own, with the error of the first estimate."""
+    return replace(interval, low=interval.low * (1 - error), high=interval.high * (1 + error))

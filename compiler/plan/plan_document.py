@@ -119,14 +119,15 @@ def first_document(plan: Plan) -> Document:
     """Return the document of a first estimate, which a terminal shows while all layers are scheduled."""
     estimate = plan.estimate
     layers = listing([str(count) for count in estimate.scheduled_layers])
+    usual = "" if estimate.compiled_layers else ", and what operations usually take"
     return Document(
         name=f"First estimate of {plan.recipe}",
         hardware=_hardware(plan),
         figures=_figures(plan),
         sections=[],
         sentence=(
-            f"From schedules of {layers} of its {plural(estimate.layers, 'layer')}: the memory of all layers "
-            f"can differ by {100 * MEMORY_ERROR:.0f} %. Their plan follows, and says what changes."
+            f"From schedules of {layers} of its {plural(estimate.layers, 'layer')}{usual}: the memory of the "
+            f"whole can differ by {100 * MEMORY_ERROR:.0f} %. The plan follows, and says what changes."
         ),
     )
 
@@ -770,7 +771,7 @@ def _basis(plan: Plan) -> Section:
     slices = f"{plural(plan.slices, 'slice')} of " if plan.slices > 1 else ""
     step = f"of the step of {plan.script} were"
     whole = f"All {layers} {step} compiled to the end for {slices}{plan.topology}."
-    if estimate.compiled_layers != (estimate.layers,):
+    if estimate.compiled_layers and estimate.compiled_layers != (estimate.layers,):
         whole = (
             f"All {layers} {step} scheduled for {slices}{plan.topology}, and {estimate.compiled_layers[0]} "
             "compiled to the end for the times of their operations."

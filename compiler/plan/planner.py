@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from recipec.compiler.lowering.run_length import Statistics
 from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.pages.numbers import gib, ms
 from recipec.compiler.plan import calibration, identity, rates
-from recipec.compiler.plan.depth import Part, Parts, parts
-from recipec.compiler.plan.first_estimate import foretold, foretold_time, widened
+from recipec.compiler.plan.depth import Part, parts
+from recipec.compiler.plan.first_estimate import FirstParts, first_parts, foretold, foretold_time, widened
 from recipec.compiler.plan.pool import Progress, cached, compile_jobs
 from recipec.compiler.plan.results import (
     Compiled,
@@ -33,9 +33,10 @@ from recipec.compiler.plan.results import (
 from recipec.compiler.plan.rollout_compiled import compiled_generation, rollout_parts
 from recipec.compiler.plan.rollout_estimate import generation
 from recipec.compiler.plan.run_hours import planned_length
-from recipec.compiler.plan.schedule import priced
+from recipec.compiler.plan.schedule import Prices, priced
 from recipec.compiler.plan.step_memory import memory, with_refusal
 from recipec.compiler.plan.timeline import timeline
+from recipec.compiler.roofline.step_estimate import code
 from recipec.compiler.roofline.training_step import model_flops, rows
 from recipec.compiler.wording import listing, split_layer
 from recipec.runtime.backends.torchax.placement import adapter_specs, tensor_specs
@@ -55,54 +56,61 @@ def estimate(program: Program, compiled: Sequence[Compiled]) -> Estimate:
     end = compiled[1] if len(compiled) > 1 else whole
     times = Timeline()
     if whole.out_of_memory is None:
-        times = _timeline(program, whole, end)
+        times = _timeline(program, whole, end.prices)
     return _estimate(program, whole, end, times)
 
 
-def first_estimate(program: Program, parts: Parts, compiled: Sequence[Compiled]) -> Estimate:
+def first_estimate(program: Program, parts: FirstParts, compiled: Mapping[Part, Compiled]) -> Estimate:
     """Return the first estimate of a program: from schedules of few layers.
 
     If the compiler refused one of them, return an estimate without a time: fewer layers already do not fit.
 
     Args:
-        compiled: the results of `parts.first`, in order.
+        compiled: the results of `parts.every`.
     """
-    end, *shallow = compiled
+    end = None if parts.end is None else compiled[parts.end]
+    shallow = [compiled[part] for part in parts.scheduled]
     scheduled = tuple(compiled.layers for compiled in shallow)
     refused = next((compiled for compiled in shallow if compiled.out_of_memory is not None), None)
     if refused is not None:
         return _estimate(program, with_refusal(refused), end, Timeline(), scheduled)
-    times = foretold_time([_timeline(program, compiled, end) for compiled in shallow], parts.shares)
+    prices = parts.usual if end is None else end.prices
+    assert prices is not None
+    times = foretold_time([_timeline(program, compiled, prices) for compiled in shallow], parts.shares)
     estimated = _estimate(program, foretold(shallow, parts.shares), end, times, scheduled)
-    return replace(estimated, interval=widened(estimated.interval))
+    return replace(estimated, interval=widened(estimated.interval, parts.error))
 
 
-def _timeline(program: Program, scheduled: Compiled, end: Compiled) -> Timeline:
-    """Return the time of a schedule, with the times of operations of a compile to the end."""
-    return timeline(priced(scheduled.schedule, end.prices), rates.reached(program.accelerator.generation))
+def _timeline(program: Program, scheduled: Compiled, prices: Prices) -> Timeline:
+    """Return the time of a schedule whose operations take these times."""
+    return timeline(priced(scheduled.schedule, prices), rates.reached(program.accelerator.generation))
 
 
 def _estimate(
-    program: Program, whole: Compiled, end: Compiled, times: Timeline, scheduled: tuple[int, ...] = ()
+    program: Program, whole: Compiled, end: Compiled | None, times: Timeline, scheduled: tuple[int, ...] = ()
 ) -> Estimate:
     """Return an estimate.
 
     Args:
         whole: the compile of all layers, compiled or foretold.
-        end: the layers that were compiled to the end.
+        end: the layers that were compiled to the end; None if there were none.
         times: the timeline of all layers; empty where the compiler refused them.
         scheduled: the layers of the schedules that `whole` was foretold from; () where it was compiled.
     """
-    accelerator, compiles = program.accelerator, (whole,) if end is whole else (whole, end)
+    accelerator = program.accelerator
+    compiles = (whole,) if end is None or end is whole else (whole, end)
+    used = memory(program, compiles)
+    if end is None:
+        used = replace(used, code=code(program))
     factor, interval = calibration.known(accelerator.generation, program.lora is not None)
     seconds = times.seconds * factor
     needed = model_flops(program, rows(program) * program.recipe.data.max_length) / accelerator.devices
     peak = accelerator.peak_flops_per_device
     return Estimate(
         layers=program.architecture.num_layers,
-        compiled_layers=(end.layers,),
+        compiled_layers=() if end is None else (end.layers,),
         scheduled_layers=scheduled,
-        memory=memory(program, compiles),
+        memory=used,
         flops=whole.flops,
         bytes=whole.bytes,
         timeline=times,
@@ -175,8 +183,11 @@ def plan(
     start = time.monotonic()
     check_target(program, backend)
     compiles, rolled = parts(program, exact), rollout_parts(program, backend)
-    first = () if on_first is None or _kept(program, sets, compiles.whole, backend) else compiles.first
-    every = list(dict.fromkeys((*first, *compiles.refined)))
+    first = None
+    if on_first is not None and not _kept(program, sets, compiles.whole, backend):
+        first = first_parts(program, compiles, backend)
+    early = () if first is None else first.every
+    every = list(dict.fromkeys((*early, *compiles.refined)))
     results: dict[Part, Compiled] = {}
     rollouts: dict[Part, Compiled] = {}
     fresh: list[Part] = []
@@ -196,13 +207,13 @@ def plan(
         (results if index < len(every) else rollouts)[part] = result
         if not from_cache:
             fresh.append(part)
-        if on_first and first and not estimates and all(part in results for part in first):
-            estimates.append(first_estimate(program, compiles, [results[part] for part in first]))
+        if on_first and first and not estimates and all(part in results for part in early):
+            estimates.append(first_estimate(program, first, results))
             on_first(planned(estimates[0]))
 
     jobs = [job(program, sets, part, backend) for part in every]
     jobs += [job(program, sets, part, backend, generates=True) for part in rolled]
-    compiled_or_raise(compile_jobs(jobs, progress, on_done=on_done, urgent=len(first)))
+    compiled_or_raise(compile_jobs(jobs, progress, on_done=on_done, urgent=len(early)))
     final = planned(estimate(program, [results[part] for part in compiles.refined]))
     return replace(
         final, notes=(*final.notes, *(difference(estimate, final.estimate) for estimate in estimates))

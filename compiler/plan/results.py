@@ -284,7 +284,7 @@ class Estimate:
     """The estimate of one micro-batch's step of the whole model, on one device.
 
     Attributes:
-        compiled_layers: number of layers that were compiled to the end, as a tuple of one.
+        compiled_layers: number of layers that were compiled to the end, as a tuple of one; () if none were.
         flops, bytes: FLOPs of matrix products; bytes read and written. Custom kernels are not included.
         seconds: time of the step: the sum of the timeline's parts, times the factor of probes (see
             `calibration.py`); 0 where the compiler refused it.

@@ -29,7 +29,7 @@ def rollout_parts(program: Program, backend: Backend) -> tuple[Part, ...]:
     if recipe.train.grpo is None or recipe.rollout.engine != "mesh" or backend is not Backend.TUNIX:
         return ()
     compiles = parts(program)
-    return compiles.first or (*compiles.refined[1:], compiles.whole)
+    return compiles.few or (*compiles.refined[1:], compiles.whole)
 
 
 def compiled_generation(
@@ -45,7 +45,7 @@ def compiled_generation(
     """
     compiles, axes = parts(program), dict(axes_of(program))
     end = compiled[compiles.end or compiles.whole]
-    few, shares = (compiles.shallow, compiles.shares) if compiles.first else ((compiles.whole,), (1.0,))
+    few, shares = (compiles.shallow, compiles.shares) if compiles.few else ((compiles.whole,), (1.0,))
     shallow = [compiled[part] for part in few]
     refused = next((result for result in shallow if result.out_of_memory is not None), None)
     whole = with_refusal(refused) if refused is not None else foretold(shallow, shares)

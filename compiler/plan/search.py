@@ -1,7 +1,8 @@
 """`recipe plan --search`: find the best configurations of a recipe by compiling candidates.
 
-`bound.py` gives each configuration a lower bound without compiling it. The search compiles configurations
-with the lowest bounds first. It skips a configuration if a compiled one is better than its bound.
+Each configuration gets a lower bound: from shapes, and for those with the lowest ones from schedules of a few
+layers, which take seconds (`first_estimate.py`). The search compiles configurations with the lowest bounds
+first. It skips a configuration if a compiled one is better than its bound.
 
 The search varies mesh x micro-batch x rematerialization x attention x profile of flags, within what the
 recipe allows. For the otherwise unchanged recipe it also varies the block size of the attention kernel. If
@@ -29,10 +30,11 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.runtime_settings import attention_block
 from recipec.compiler.lowering.sizes import tp_sizes
 from recipec.compiler.pages.numbers import gib_number
-from recipec.compiler.plan.depth import parts
-from recipec.compiler.plan.planner import OF_ROLLOUTS, check_target, estimate, job
+from recipec.compiler.plan.depth import Part, parts
+from recipec.compiler.plan.first_estimate import MEMORY_ERROR, first_parts
+from recipec.compiler.plan.planner import OF_ROLLOUTS, check_target, estimate, first_estimate, job
 from recipec.compiler.plan.pool import Progress, compile_jobs
-from recipec.compiler.plan.results import Collective, Compiled, Failed, Job, Point, Search
+from recipec.compiler.plan.results import Collective, Compiled, Estimate, Failed, Job, Point, Search
 from recipec.compiler.plan.rollout_estimate import fastest_rollout, generation
 from recipec.compiler.roofline.training_step import bound, rows
 from recipec.compiler.wording import divisors, plural
@@ -98,6 +100,7 @@ def search(program: Program, options: SearchOptions, progress: Progress | None =
     ]
     waiting = run.candidates(every, program.source)
     try:
+        waiting = run.scheduled(waiting)
         while waiting and run.compiled < most:
             now = waiting[: min(TOGETHER, most - run.compiled)]
             run.compile(now)
@@ -144,10 +147,39 @@ class _RunningSearch:
                 continue
             for chosen, program in self._with_rollouts(variant, settled.program, source):
                 self._add(Candidate.of(chosen, program, self.options.tokens_per_row), out)
-        # With equal bounds of time, the one that keeps most is likely the fastest: it recomputes least.
-        return sorted(
-            out, key=lambda candidate: (candidate.variant.sets != (), candidate.lowest[0], -candidate.memory)
-        )
+        return _in_order(out)
+
+    def scheduled(self, waiting: Sequence[Candidate]) -> list[Candidate]:
+        """Return the configurations with the bounds that their first estimates give, the lowest first.
+
+        As many are scheduled as may be compiled. The others keep their bounds, and come last.
+        """
+        now, later = waiting[: self.options.most], waiting[self.options.most :]
+        firsts = [
+            first_parts(candidate.program, parts(candidate.program), self.options.backend)
+            for candidate in now
+        ]
+        quick = [
+            (candidate, first) for candidate, first in zip(now, firsts, strict=True) if first and first.quick
+        ]
+        work = [self._job(candidate, part) for candidate, first in quick for part in first.scheduled]
+        results = iter(compile_jobs(work, self._progress_of("scheduling", len(quick))) if work else ())
+        out = [candidate for candidate, first in zip(now, firsts, strict=True) if not (first and first.quick)]
+        for candidate, first in quick:
+            done = {part: next(results) for part in first.scheduled}
+            scheduled = {part: result for part, result in done.items() if isinstance(result, Compiled)}
+            if len(scheduled) < len(done):  # the compile of all layers will give the reason
+                out.append(candidate)
+                continue
+            estimated = first_estimate(candidate.program, first, scheduled)
+            tighter = candidate.tightened(estimated, first.error)
+            if tighter.memory > estimated.memory.available:
+                self.large.append(tighter)
+                needed = _of(estimated.memory.used, estimated.memory.available)
+                self._settle(tighter, "too large", f"it needs about {needed}", memory=estimated.memory)
+            else:
+                out.append(tighter)
+        return [*_in_order(out), *later]
 
     def _with_rollouts(
         self, variant: Variant, program: Program, source: Path
@@ -188,15 +220,14 @@ class _RunningSearch:
         work: list[tuple[Program, Job]] = []
         places: list[range] = []
         for candidate in now:
-            program, sets = candidate.program, [*self.options.sets, *candidate.variant.sets]
-            jobs = [job(program, sets, part, self.options.backend) for part in parts(program).refined]
+            jobs = [self._job(candidate, part) for part in parts(candidate.program).refined]
             places.append(range(len(work), len(work) + len(jobs)))
             work += jobs
         done: dict[int, Compiled | Failed] = {}
         try:
             compile_jobs(
                 work,
-                self._progress_of(len(now)),
+                self._progress_of("compiling", len(now)),
                 on_done=lambda index, result, _: done.update({index: result}),
             )
         finally:
@@ -204,6 +235,10 @@ class _RunningSearch:
                 if all(index in done for index in place):
                     self.compiled += 1
                     self._judge(candidate, [done[index] for index in place])
+
+    def _job(self, candidate: Candidate, part: Part) -> tuple[Program, Job]:
+        sets = [*self.options.sets, *candidate.variant.sets]
+        return job(candidate.program, sets, part, self.options.backend)
 
     def pruned(self, waiting: Sequence[Candidate]) -> list[Candidate]:
         """Return the configurations that can still be on the front and can still fit.
@@ -291,15 +326,28 @@ class _RunningSearch:
         sets, tokens, least = candidate.variant.sets, candidate.tokens, candidate.lowest[0]
         self.points.append(Point(sets, status, reason, tokens, least, **figures))
 
-    def _progress_of(self, count: int) -> Progress | None:
-        """Return a callback that reports compiling `count` configurations as part of the whole search."""
+    def _progress_of(self, doing: str, count: int) -> Progress | None:
+        """Return a callback that reports work on `count` configurations as part of the whole search."""
         progress, before = self.progress, self.compiled
         if progress is None:
             return None
+        if doing == "scheduling":
+            return lambda share, text: progress(0.0, f"{count} configurations, {share:.0%} scheduled, {text}")
         return lambda share, text: progress(
             (before + share * count) / self.options.most,
             f"{before} of at most {self.options.most} configurations, {text}",
         )
+
+
+def _in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the unchanged recipe first, then configurations by their bounds.
+
+    With equal bounds of time, the one that keeps most is likely the fastest: it recomputes least.
+    """
+    return sorted(
+        candidates,
+        key=lambda candidate: (candidate.variant.sets != (), candidate.lowest[0], -candidate.memory),
+    )
 
 
 def _named(sets: Sequence[str]) -> str:
@@ -344,6 +392,17 @@ class Candidate:
     def memory(self) -> float:
         """Bytes of HBM that a device needs at least."""
         return self.lowest[1]
+
+    def tightened(self, estimated: Estimate, error: float) -> Candidate:
+        """Return the candidate with the bounds of its first estimate, where they are higher.
+
+        Args:
+            error: the most by which the estimated seconds differ from those of a plan, as a share.
+        """
+        further = self.generates[0] / self.program.accumulation_steps
+        seconds = (estimated.seconds * (1 - error) + further) / self.tokens
+        least = _objectives(self.program, seconds, estimated.memory.used * (1 - MEMORY_ERROR))
+        return replace(self, lowest=tuple(map(max, self.lowest, least)))
 
     def needs_more(self, other: Candidate) -> bool:
         """Return whether this is `other` with more rows on each device."""

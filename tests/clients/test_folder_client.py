@@ -89,6 +89,7 @@ def test_concurrent_greedy_answers_match_transformers(family: str, tmp_path: Pat
             assert np.allclose([*step.values()], values, atol=1e-4)
 
 
+@pytest.mark.e2e
 def test_model_on_several_devices_answers_as_on_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Split the weights over four virtual devices, as over the chips of a TPU."""
     prompts = [list(range(10, 10 + length)) for length in (5, 60)]
@@ -145,6 +146,7 @@ def test_wrong_requests_are_refused_as_by_a_server(folder: Path) -> None:
         client.get("/metrics")
 
 
+@pytest.mark.e2e
 def test_smoke_passes_on_folders_and_compares_with_the_base(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan import search as searching
 from recipec.compiler.plan.depth import Part, Parts
+from recipec.compiler.plan.first_estimate import MEMORY_ERROR, FirstParts
 from recipec.compiler.plan.pool import Progress
 from recipec.compiler.plan.results import (
     Collective,
@@ -33,6 +34,7 @@ from recipec.compiler.plan.results import (
     Search,
     Timeline,
 )
+from recipec.compiler.plan.schedule import Prices
 from recipec.compiler.plan.search import (
     Objectives,
     SearchInterrupted,
@@ -112,6 +114,7 @@ class Machine:
         self.fails: dict[tuple[str, ...], Failed] = {}
         self.refuses: set[tuple[str, ...]] = set()
         self.stop_after: int | None = None
+        self.first: FirstParts | None = None
         self.cache: dict[Job, Compiled | Failed] = {}
         self.compiled: list[Job] = []
         self._sets: tuple[str, ...] = ()
@@ -124,13 +127,19 @@ class Machine:
             patch.setattr(searching, "load", lambda source, sets: (source, sets))
             patch.setattr(searching, "lower", lambda loaded, planning: settle(*loaded))
             patch.setattr(searching, "parts", lambda program: PARTS)
+            patch.setattr(searching, "first_parts", lambda *_: self.first)
+            patch.setattr(searching, "first_estimate", self.first_estimated)
             patch.setattr(searching, "compile_jobs", self.compile_jobs)
             patch.setattr(searching, "estimate", self.estimated)
             return searching.search(program or BASE, SearchOptions(**options), progress)
 
-    def compile_jobs(self, work: Sequence[tuple[Program, Job]], progress: Any, *, on_done: Any) -> object:
+    def compile_jobs(
+        self, work: Sequence[tuple[Program, Job]], progress: Any, *, on_done: Any = lambda *_: None
+    ) -> list[Compiled | Failed]:
+        results = []
         for index, (_, job) in enumerate(work):
             if job in self.cache:
+                results.append(self.cache[job])
                 on_done(index, self.cache[job], True)
                 continue
             if self.stop_after is not None and len(self.compiled) >= self.stop_after:
@@ -139,10 +148,11 @@ class Machine:
             result = self.fails.get(job.sets) or self._result(job)
             if isinstance(result, Compiled):
                 self.cache[job] = result
+            results.append(result)
             on_done(index, result, False)
             if progress:
                 progress((index + 1) / len(work), "compiling")
-        return None
+        return results
 
     def estimate(self, program: Program, sets: tuple[str, ...]) -> tuple[float, float]:
         """Return the seconds and bytes of a configuration, never below its bound."""
@@ -169,6 +179,16 @@ class Machine:
         sets = [*self.times][int(compiled[0].batch)]
         seconds, used = self.estimate(program, sets)
         return an_estimate(program, seconds, used)
+
+    def first_estimated(
+        self, program: Program, first: FirstParts, compiled: Mapping[Part, Compiled]
+    ) -> Estimate:
+        """Return a first estimate, as far from the plan as the errors allow."""
+        sets = [*self.times][int(compiled[first.scheduled[0]].batch)]
+        seconds, used = self.estimate(program, sets)
+        draws = random.Random(str(sets))
+        seconds *= 1 + first.error * draws.uniform(-0.9, 0.9)
+        return an_estimate(program, seconds, used * (1 + MEMORY_ERROR * draws.uniform(-0.9, 0.9)))
 
 
 def an_estimate(program: Program, seconds: float, used: float) -> Estimate:
@@ -226,6 +246,18 @@ def test_pruning_keeps_every_point_of_the_pareto_front(seed: int) -> None:
     found = machine.search(most=1000)
     assert named(found) == best_of_all(machine, found)
     assert len(found.points) == len({point.sets for point in found.points})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_first_estimates_save_compiles_and_keep_the_front(seed: int) -> None:
+    machine, without = Machine(seed), Machine(seed)
+    machine.first = FirstParts((Part((0,), scheduled=True),), (1.0,), None, Prices())
+    found = machine.search(most=1000)
+    assert named(found) == best_of_all(machine, found)
+    without.times = dict(machine.times)
+    without.search(most=1000)
+    whole = [job for job in machine.compiled if job.layers != (0,)]
+    assert len(whole) < 0.8 * len(without.compiled)
 
 
 def test_pruned_configurations_are_not_compiled() -> None:

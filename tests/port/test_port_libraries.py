@@ -380,6 +380,7 @@ def test_chat_templates_match_torchtune_tokenizers(name: str) -> None:
 BNB = ("AdamW", "Lion", "RMSprop", "AdEMAMix")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("tool", ["axolotl", "trl", "llamafactory"])
 def test_optimizer_arguments_are_those_that_transformers_gives_each_name(
     tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

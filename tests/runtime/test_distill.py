@@ -101,7 +101,9 @@ def test_divergences_and_gradients_match_trl(case: str, monkeypatch: pytest.Monk
     assert max(map(largest, gradients, expected[1:])) < 5e-6
 
 
-@pytest.mark.parametrize("beta", [0.5, *(pytest.param(beta, marks=pytest.mark.e2e) for beta in (0.0, 1.0))])
+@pytest.mark.parametrize(
+    "beta", [0.5, *(pytest.param(beta, marks=pytest.mark.nightly) for beta in (0.0, 1.0))]
+)
 def test_twenty_steps_match_trl(beta: float, tmp_path: Path) -> None:
     """Distill a model of another family, with more layers and rows, on fsdp 4 x tp 2."""
     student = tiny.make_llama(tmp_path / "student", num_hidden_layers=1)

@@ -124,6 +124,7 @@ def cosine(found: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
     return dot / float(np.sqrt(norms[0] * norms[1]))
 
 
+@pytest.mark.e2e
 def test_eight_bit_gradients_match_straight_through_on_another_mesh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

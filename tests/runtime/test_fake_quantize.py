@@ -174,7 +174,9 @@ has fused projections and the embedding as its head. In int4 the largest weight 
 scale: once the weights of two runs differ in the last bit, this weight may get another code."""
 
 
-@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.e2e), "phi3"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("llama", marks=pytest.mark.nightly), pytest.param("phi3", marks=pytest.mark.e2e)]
+)
 def test_full_qat_steps_and_evaluations_match_torch(name: str, tmp_path: Path) -> None:
     """Compare steps and evaluations with torch, before rounding begins and after."""
     make, how, steps, near = FULL[name]

@@ -111,6 +111,7 @@ def test_fp8_checkpoint_loads_like_bfloat16_checkpoint(case: str, tmp_path: Path
     assert len(ours) == len(same) and all(map(np.array_equal, ours, same))
 
 
+@pytest.mark.e2e
 def test_fp8_base_merges_like_dequantized_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, model, plain = make(BLOCKED, tmp_path / "bases")
     found = {}

@@ -82,7 +82,7 @@ def with_adapters(model: Any, base: Path, whole: tuple[str, ...]) -> Any:
     "whole",
     [
         pytest.param((), id="all", marks=pytest.mark.nightly),
-        pytest.param(("embed_tokens", "lm_head", "input_layernorm"), id="some"),
+        pytest.param(("embed_tokens", "lm_head", "input_layernorm"), id="some", marks=pytest.mark.e2e),
     ],
 )
 def test_full_dpo_losses_match_trl_and_resume_is_exact(whole: tuple[str, ...], tmp_path: Path) -> None:

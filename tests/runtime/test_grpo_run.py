@@ -179,6 +179,7 @@ def test_held_out_prompts_are_scored_at_evaluations(group: int | None, place: Pa
     assert f"eval/reward={evaluated[6]['eval/reward']:.4f}" in end.stdout
 
 
+@pytest.mark.e2e
 def test_failing_reward_keeps_last_step_and_run_continues_when_mended(place: Path, lives: Lives) -> None:
     """Let a function fail at its third call, although no checkpoint is due."""
     broken = REWARDS.replace("    texts", "    calls.append(1)\n    assert len(calls) < 3\n    texts")

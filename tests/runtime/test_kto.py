@@ -192,9 +192,9 @@ class Run:
 @pytest.mark.parametrize(
     ("loss_type", "axes"),
     [
-        ("kto", {"fsdp": 2, "tp": 2}),
-        pytest.param("kto", {"fsdp": 1, "tp": 1}, marks=pytest.mark.e2e),
-        pytest.param("apo_zero_unpaired", {"fsdp": 2, "tp": 2}, marks=pytest.mark.e2e),
+        pytest.param("kto", {"fsdp": 2, "tp": 2}, marks=pytest.mark.e2e),
+        pytest.param("kto", {"fsdp": 1, "tp": 1}, marks=pytest.mark.nightly),
+        pytest.param("apo_zero_unpaired", {"fsdp": 2, "tp": 2}, marks=pytest.mark.nightly),
     ],
     ids=["kto-fsdp2-tp2", "kto-one-device", "apo"],
 )

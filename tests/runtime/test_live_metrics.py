@@ -185,6 +185,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
 
 
+@pytest.mark.e2e
 def test_wandb_matches_metrics_jsonl(
     artifact: Path, tmp_path: Path, offline: None, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,13 +44,13 @@ QUERIES = ("q_proj", "qkv_proj")
 @pytest.mark.parametrize(
     ("case", "parts", "targets", "methods"),
     [
-        pytest.param("gemma1", 2, EVERY, COMBINED, id="combined"),
+        pytest.param("gemma1", 2, EVERY, COMBINED, id="combined", marks=pytest.mark.e2e),
         pytest.param("granite", 2, EVERY, COMBINED, id="combined-granite", marks=pytest.mark.nightly),
         pytest.param("phi3", 2, ("qkv_proj", "down_proj"), NF4, id="dora-nf4"),
         pytest.param(
             "gemma3", 1, FEW, {"init": "olora", "kind": "dora"}, id="olora", marks=pytest.mark.nightly
         ),
-        pytest.param("phi3", 2, QUERIES, STARTED, id="dora-start-from", marks=pytest.mark.e2e),
+        pytest.param("phi3", 2, QUERIES, STARTED, id="dora-start-from", marks=pytest.mark.nightly),
         pytest.param("gemma1", 2, QUERIES, ROWS, id="tied-rows"),
         pytest.param("gemma1", 2, QUERIES, TIED, id="tied-embedding", marks=pytest.mark.nightly),
     ],

@@ -77,7 +77,7 @@ CODES = {"nf4": "u8", "int8": "s8"}
         "mistral",
         pytest.param("gemma4", marks=pytest.mark.e2e),
         pytest.param("qwen3_moe", marks=pytest.mark.nightly),
-        pytest.param("phi3", marks=pytest.mark.e2e),
+        pytest.param("phi3", marks=pytest.mark.nightly),
     ],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

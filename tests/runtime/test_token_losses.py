@@ -116,6 +116,7 @@ def test_eaft_does_not_gather_logits_split_by_tp() -> None:
     assert max(sizes) < rows * LENGTH * VOCABULARY // 4
 
 
+@pytest.mark.e2e
 def test_asft_compares_with_the_model_before_training(tmp_path: Path) -> None:
     """Without LoRA, its reference is a copy of the weights that training starts from."""
     tiny.make_llama(tmp_path, num_hidden_layers=1)

@@ -143,6 +143,7 @@ def test_documented_example_reproduces_first_step_of_trace(
     assert max(np.abs(array).max() for array in trace.gradients.values()) > 1e-3
 
 
+@pytest.mark.e2e
 def test_full_fine_tuning_trace_uses_checkpoint_tensor_names(model: Path, tmp_path: Path) -> None:
     trace, _ = run(model, tmp_path / "run", True, full=True)
     assert trace is not None
