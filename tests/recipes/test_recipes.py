@@ -11,9 +11,11 @@ import pytest
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lower import Lowered, lower
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.miniature.small_checkpoint import shrink
 from recipec.compiler.plan import first_estimate
+from recipec.compiler.plan.depth import parts
 from recipec.compiler.plan.results import Plan
 from recipec.spec.load import load
 from scripts import recipes
@@ -92,10 +94,13 @@ def test_planned_figures_fit_memory_and_are_consistent(
         assert max(found.compiled_layers) <= program.architecture.num_layers
 
 
-def test_first_estimates_are_near_the_plans(record: Record) -> None:
+def test_first_estimates_are_near_the_plans(programs: Mapping[str, Program], record: Record) -> None:
     for name, plan in record.recipes.items():
         if plan.first is not None:
-            assert plan.first.seconds == pytest.approx(plan.seconds, rel=first_estimate.TIME_ERROR), name
+            first = first_estimate.first_parts(programs[name], parts(programs[name]), Backend.TUNIX)
+            assert first is not None and plan.first.seconds == pytest.approx(plan.seconds, rel=first.error), (
+                name
+            )
             assert plan.first.used == pytest.approx(plan.memory.used, rel=first_estimate.MEMORY_ERROR), name
 
 
