@@ -168,6 +168,7 @@ def test_smoke_passes_on_folders_and_compares_with_the_base(
     assert "the merge is a no-op" in capsys.readouterr().out
 
 
+@pytest.mark.e2e
 def test_evaluation_of_folders_has_transformers_answers(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

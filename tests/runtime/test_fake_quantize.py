@@ -146,6 +146,7 @@ WEIGHTS = FakeQuantization("int4", None, 8)
 LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 
 
+@pytest.mark.e2e
 def test_lora_qat_steps_match_peft_with_rounded_projections(tmp_path: Path) -> None:
     """Compare 20 steps with PEFT's adapters on linear layers that round as torchtune's QATLoRALinear does:
     the base's product, and not the adapter's. Gemma has keys and values in one array, of which only the

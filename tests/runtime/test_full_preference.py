@@ -114,6 +114,7 @@ def test_full_dpo_losses_match_trl_and_resume_is_exact(whole: tuple[str, ...], t
     assert all(np.array_equal(resumed[path], array) for path, array in trained.items())
 
 
+@pytest.mark.e2e
 def test_dpo_from_adapter_uses_adapter_as_reference_like_trl(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -266,6 +266,7 @@ def test_check_says_what_a_head_of_other_values_means(bases: Callable[[str], Pat
     assert "E0322" not in codes("own", "lora.modules_to_save=[lm_head]")
 
 
+@pytest.mark.e2e
 def test_full_fine_tuning_writes_a_repeated_head_too(
     bases: Callable[[str], Path],
     tmp_path: Path,

@@ -43,6 +43,7 @@ def test_longer_run_at_a_constant_rate_equals_an_uninterrupted_one(place: Path, 
     )
 
 
+@pytest.mark.e2e
 def test_new_schedule_begins_after_the_step_and_keeps_the_optimizer(place: Path, lives: Lives) -> None:
     write_artifact(place / "first", shape="cosine", steps=4, every=100)
     write_artifact(place / "more", shape="cosine", steps=8, every=100)
