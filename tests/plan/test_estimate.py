@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.depth import Part, Parts, parts, probed
+from recipec.compiler.plan.first_estimate import TIME_ERROR, USUAL_ERROR, first_parts
 from recipec.compiler.plan.planner import estimate
 from recipec.compiler.plan.rates import interval
 from recipec.compiler.plan.results import Collective, Compiled, Kernel, Moved, OutOfMemory, Temporary
@@ -194,6 +196,25 @@ def test_shallow_schedules_add_up_to_all_layers_of_each_kind(
             for share, part in zip(compiles.shares, compiles.shallow, strict=True)
         )
         assert foretold == pytest.approx(kinds.count(kind)), kind
+
+
+def test_first_estimate_needs_code_only_for_operations_without_a_usual_time(
+    programs: dict[str, Program],
+) -> None:
+    program = programs["31b"]
+    every = parts(program)
+    quick = first_parts(program, every, Backend.TUNIX)
+    assert quick is not None and quick.quick and quick.every == every.shallow
+    assert quick.error == USUAL_ERROR > TIME_ERROR
+    for unusual in (programs["jamba"], lowered("gemma4-31b-v5p8", "serve=null", "model.quantization=int8")):
+        slow = first_parts(unusual, every, Backend.TUNIX)
+        assert slow is not None and slow.every == every.few and slow.error == TIME_ERROR
+    other = first_parts(program, every, Backend.TORCHAX)
+    assert other is not None and not other.quick
+    exact = parts(program, exact=True)
+    assert first_parts(program, exact, Backend.TUNIX) is None
+    all_layers = first_parts(program, replace(every, shallow=(), shares=()), Backend.TUNIX)
+    assert all_layers is not None and all_layers.scheduled == (every.whole,) and all_layers.shares == (1.0,)
 
 
 def test_shallow_schedules_include_the_layers_of_a_pattern_that_is_not_whole() -> None:

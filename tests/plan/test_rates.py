@@ -39,7 +39,8 @@ def test_interval_is_positive_and_ordered_and_has_a_basis(generation: str, lora:
 
 def test_rate_files_have_only_known_keys() -> None:
     found, known = json.loads(rates.DATA.read_text(encoding="utf-8")), {*generations()}
-    assert set(found) == {"reached", "intervals"} and set(found["reached"]) <= known
+    assert set(found) == {"reached", "intervals", "operations"} and set(found["reached"]) <= known
+    assert set(found["operations"]) <= known
     assert {"all", "lora"} <= set(found["intervals"]) <= {*known, "all", "lora"}
     laws = json.loads(kernels.DATA.read_text(encoding="utf-8"))
     assert set(laws) == {"attention", "backward"} and set(laws["attention"]) <= known
