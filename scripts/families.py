@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +40,7 @@ PROOFS = (
 CHOSEN = "test_logits_match or test_twenty or test_merged_model"
 FIRST, LAST = "<!-- table: scripts/families.py -->", "<!-- end of the table -->"
 
-SERVED = {"jax": "natively", "torch": "through torch", "transformers": "through transformers", None: "not"}
+SERVED = {"jax": "JAX", "torch": "torch", "transformers": "transformers", None: "no"}
 """How the pinned vLLM-TPU runs a class."""
 
 PLANNED = {
@@ -219,10 +218,7 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    titles = (
-        *("Family", "`model_type`", "In the catalog", "Logits", "LoRA", "Merged"),
-        *("Rehearsed", "By plan", "vLLM-TPU"),
-    )
+    titles = ("Family", "`model_type`", "In the catalog", "Difference", "By plan", "vLLM-TPU")
     rows = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
     shipped = recipes.read().recipes
     for name, family in FAMILIES.items():
@@ -230,38 +226,28 @@ def table(record: Mapping[str, Any]) -> str:
             continue
         known = [known for known, entry in catalog.entries().items() if entry.get("family") == name]
         cases = [proof for case, proof in record["proofs"].items() if case.partition("-")[0] == name]
-        recipe = SHIPPED.get(name)
+        recipe, planned = SHIPPED.get(name), record["plans"].get(name)
         cells = [
             family.title,
             ", ".join(f"`{kind}`" for kind in family.model_types),
-            f"{len(known)}: `{known[0]}`" if known else "none",
-            *(_worst(cases, what) for what in ("logits", "losses", "merged")),
-            _rehearsed(record["rehearsals"].get(name)),
-            _planned(record["plans"].get(name)) if recipe is None else _shipped(recipe, shipped[recipe]),
+            f"{len(known)}: `{planned['model'] if planned else known[0]}`" if known else "none",
+            _largest(cases),
+            _shipped(recipe, shipped[recipe]) if recipe else _planned(planned) if planned else "",
             SERVED[implementation({"model_type": family.model_types[-1]})],
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
-def _worst(cases: Sequence[Mapping[str, str]], what: str) -> str:
-    differences = [float(case[what]) for case in cases if what in case]
+def _largest(cases: Sequence[Mapping[str, str]]) -> str:
+    differences = [
+        float(case[what]) for case in cases for what in ("logits", "losses", "merged") if what in case
+    ]
     return f"{max(differences):.0e}" if differences else ""
 
 
-def _rehearsed(rehearsal: Mapping[str, str] | None) -> str:
-    """Return the merged model's distance from the trained one."""
-    if rehearsal is None:
-        return ""
-    apart = re.search(r"difference ([\d.e+-]+)", rehearsal["verify"])
-    assert apart and rehearsal["compare"].endswith("bit-identical")
-    return apart[1]
-
-
-def _planned(planned: Mapping[str, Any] | None) -> str:
-    if planned is None:
-        return ""
-    takes = f"`{planned['model']}` on {planned['machine']}: {planned['gib']} of {planned['available']} GiB"
+def _planned(planned: Mapping[str, Any]) -> str:
+    takes = f"{planned['machine']}: {planned['gib']} GiB"
     return (
         takes + (f", {planned['seconds']} s" if "seconds" in planned else "") + _of_tokens(planned["tokens"])
     )
@@ -269,9 +255,9 @@ def _planned(planned: Mapping[str, Any] | None) -> str:
 
 def _shipped(recipe: str, planned: Planned) -> str:
     """Describe a micro-batch of a recipe."""
-    memory, tokens = planned.memory, planned.tokens // planned.micro_batches
-    takes = f"`recipes/{recipe}.yaml`: {memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB"
-    return takes + ("" if planned.seconds is None else f", {planned.seconds:.2f} s") + _of_tokens(tokens)
+    takes = f"`{recipe}`: {planned.memory.used / 2**30:.1f} GiB"
+    seconds = "" if planned.seconds is None else f", {planned.seconds:.2f} s"
+    return takes + seconds + _of_tokens(planned.tokens // planned.micro_batches)
 
 
 def _of_tokens(tokens: int) -> str:

@@ -41,11 +41,11 @@ compiles it again, and `python -m scripts.recipes write` writes its head and thi
 
 ABOUT_FIGURES = """\
 `recipe build recipes/NAME.yaml` builds the recipe NAME. Most names say the model and the machine.
-HBM is the memory that the compiler allocates on one JAX device, and the memory of the device. A step is an
-optimizer step. Two figures in a cell are the ends of an interval around the estimate, from the errors of
-estimates for published runs ([planning](planning.md)). All rows count as full; packed rows nearly are. US$
-are list prices; tpu7x has none. A recipe's `cost.train_usd_per_hour` sets your price.
-`recipes/estimates.json` has the estimates, versions, dates and all parts of the memory.
+HBM is the memory that the compiler allocates on one JAX device, and the memory of the device. Two figures in
+a cell are the ends of an interval around the estimate, from the errors of estimates for published runs
+([planning](planning.md)). All rows count as full; packed rows nearly are. US$ are list prices; tpu7x has
+none. A recipe's `cost.train_usd_per_hour` sets your price. The recipe's first lines name the seconds of a
+step, and `recipes/estimates.json` has the versions, dates and all parts of the memory.
 """
 
 ABOUT_FITS = """\
@@ -338,7 +338,7 @@ def page(programs: Mapping[str, Program], record: Record, known: Mapping[str, Ma
         *about_first(record.recipes.values()),
         table(_HEAD, rows),
         *(
-            ["A row without a step has no plan from its schedule yet.\n"]
+            ["A row without tokens/s has no plan from its schedule yet.\n"]
             if any(not row[-2] for row in rows)
             else []
         ),
@@ -353,25 +353,24 @@ def page(programs: Mapping[str, Program], record: Record, known: Mapping[str, Ma
     return "\n".join(parts)
 
 
-_HEAD = ("Recipe", "HBM, GiB", "US$ a million tokens", "Tokens/s", "Step, s", "Method")
+_HEAD = ("Recipe", "HBM, GiB", "US$ a million tokens", "Tokens/s", "Method")
 """What decides comes first: a phone shows the first columns."""
 
 
 def _row(program: Program, planned: Planned | None) -> tuple[str, ...]:
     name, how = f"`{program.name}`", method(program)
     if planned is None:
-        return (name, "", "", "", "", how)
+        return (name, "", "", "", how)
     memory = planned.memory
     used = f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f}"
     if planned.seconds is None:
-        return (name, used, "", "", "", how)
+        return (name, used, "", "", how)
     usd, (slow, fast) = planned.usd_per_million, planned.tokens_per_second
     return (
         name,
         used,
         "" if usd is None else span(*usd, 2),
         f"{thousands(slow)} to {thousands(fast)}",
-        span(*planned.step, 2),
         how,
     )
 

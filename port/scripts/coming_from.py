@@ -24,6 +24,7 @@ from recipec.port.python_source import RENAMED, read_script
 from recipec.port.read import read
 from recipec.port.source import Source, Sources
 from recipec.spec.core_schema import flow
+from recipec.spec.structure import choices_of, field_at
 from recipec.spec.yaml_document import Refused
 
 HERE = Path(__file__).resolve().parent
@@ -62,12 +63,15 @@ def page(text: str) -> str:
 
 
 def tables(tool: str) -> str:
-    """Return the keys of a tool that set something in a recipe, the others grouped by finding, most severe
-    first, and those that need nothing in a recipe."""
+    """Return what becomes of a tool's keys.
+
+    First those that only have another name, then those that set something else in a recipe. The others are
+    grouped by finding, most severe first. Exact keys that set nothing in a recipe are left out.
+    """
     tried = TRIED[tool]
+    renamed: list[str] = []
     rows: list[str] = []
     others: dict[tuple[str, str], list[str]] = {}
-    needless: list[str] = []
     for key, value in tried["keys"].items():
         run = {**tried["run"], **tried.get("with", {}).get(key, {}), key: value}
         findings, ledger = ported(tool, run, key)
@@ -78,26 +82,30 @@ def tables(tool: str) -> str:
         )
         note = "; ".join(dict.fromkeys(finding.note for finding in findings if finding.note and finding.span))
         verdict = max((finding.verdict for finding in findings if finding.span), key=SEVERITY.index)
-        if paths and not error:
+        if (
+            tool != "unsloth"
+            and not error
+            and verdict is Verdict.EXACT
+            and _only_renamed(value, paths, ledger)
+        ):
+            renamed.append(f"{_code(key)} ({_code(paths[0])})")
+        elif paths and not error:
             cells = "<br>".join(_set(path, ledger) for path in dict.fromkeys(paths))
             differs = (
                 "" if verdict is Verdict.EXACT else f"{verdict.value}: {note}" if note else verdict.value
             )
             rows.append(f"| {shown} | {cells} | {_cell(differs)} |")
-        elif verdict is Verdict.EXACT and not error:
-            needless.append(shown)
-        else:
+        elif error or verdict is not Verdict.EXACT:
             why = re.sub("^`[^`]+` changes what is learned: ", "", note)
             others.setdefault((error or verdict.value, why), []).append(shown)
     ranks = [verdict.value for verdict in SEVERITY]
     order = sorted(others, key=lambda group: -ranks.index(group[0]) if group[0] in ranks else -len(ranks))
-    lines = ["| key | in the recipe | differs |", "|---|---|---|", *rows]
+    lines = [f"With the same value in the recipe: {', '.join(renamed)}.", ""] if renamed else []
+    lines += ["| key | in the recipe | differs |", "|---|---|---|", *rows]
     lines += ["", "| key without a counterpart | verdict | why |", "|---|---|---|"]
     for verdict_, why in order:
         differs = verdict_ if verdict_ in ranks else f"error {verdict_}"
         lines.append(f"| {'<br>'.join(others[verdict_, why])} | {differs} | {_cell(why)} |")
-    if needless:
-        lines += ["", f"Also exact, without a key of their own in the recipe: {', '.join(needless)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -138,6 +146,14 @@ def _source(tool: str, run: Mapping[str, Any], folder: Path) -> Source:
     source, problems = reader(path)
     assert source is not None, problems
     return source
+
+
+def _only_renamed(value: object, paths: Sequence[str], ledger: Ledger) -> bool:
+    """Return whether any value of a key becomes the same value of one key of the recipe."""
+    if [ledger.value(path) for path in paths] != [value]:
+        return False
+    field = field_at(tuple(paths[0].split(".")))
+    return isinstance(value, bool) or field is None or not choices_of(field.annotation)[0]
 
 
 def _set(path: str, ledger: Ledger) -> str:

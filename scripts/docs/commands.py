@@ -67,6 +67,10 @@ def pages() -> tuple[Page, ...]:
         flags=re.M,
     )
     text = re.sub(r"\*\*(?:Usage|Arguments|Options)\*\*:\n\n", "", text)
+    # A usage says only which arguments a command takes; a group's says nothing more than its list of commands.
+    text = re.sub(r"```text\n(recipe .*) COMMAND \[ARGS\]\.\.\.\n```\n\n", "", text)
+    text = re.sub(r"```text\n(?:recipe [a-z ]+) \[OPTIONS\]\n```\n", "", text)
+    text = re.sub(r"```text\n(recipe [a-z ]+) \[OPTIONS\] (.+)\n```", r"`\1 \2`", text)
     return (Page("commands.md", "Commands", HEAD + re.sub("\n{3,}", "\n\n", text).rstrip("\n") + "\n"),)
 
 

@@ -117,3 +117,15 @@ def test_stated_package_versions_are_pinned() -> None:
                 found += 1
                 assert version in known[package], f"{page.name}: {name} {version}; pinned: {known[package]}"
     assert found > 12
+
+
+def test_rows_of_tables_follow_their_heads() -> None:
+    """A blank line within a table ends it, and the rows below are shown as text."""
+    broken = []
+    for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for table in re.findall(r"(?:^\|.*\n)+", prose, re.M):
+            rows = table.splitlines()
+            if len(rows) < 2 or not re.fullmatch(r"\|[-:| ]+\|", rows[1]):
+                broken.append(f"{path.name}: {rows[0][:60]}")
+    assert not broken

@@ -84,7 +84,6 @@ def pictures(pages: dict[str, Path]) -> None:
     with tempfile.TemporaryDirectory() as profile, tab(Path(profile)) as browser:
         for file, name, width, scheme, first, last in (
             ("report-run.png", "run", 1440, "light", "header", "#plot-curves .subplot.x5y5"),
-            ("report-run-phone.png", "run", 390, "dark", "header", "#plot-curves .subplot.x2y2"),
             ("report-compared.png", "compared", 1440, "light", "#compared", "#plot-curves .subplot.x3y3"),
             ("report-data.png", "run", 1440, "light", "#data", "#recipe"),
             ("report-sweep.png", "sweep", 1440, "light", "header", "#plot-tpot"),
