@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     from .session import Session
 
 
-def first_values(session: Session, settings: RunSettings) -> tuple[HFCheckpoint, Start]:
+def first_values(session: Session, settings: RunSettings) -> tuple[HFCheckpoint, Start | None]:
     """Return the checkpoint whose weights a run freezes, and the first values of its adapters.
+
+    Unless these are a part of the base's weights, the checkpoint is the base and the values are None.
 
     Process 0 computes the values on its host when the run begins, and stores them next to the checkpoints.
     Every process reads them there, so a run continues from the same numbers on any mesh.
@@ -51,7 +53,8 @@ def first_values(session: Session, settings: RunSettings) -> tuple[HFCheckpoint,
         UserError: when they cannot be written or read.
     """
     base, lora = session.base, settings.lora
-    assert lora is not None
+    if lora is None or not lora.principal:
+        return base, None
 
     def start() -> Start:
         if lora.init != "loftq":

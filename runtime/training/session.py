@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from ..checkpoints.saved_steps import step_folders
 from ..checkpoints.saving import LocalCheckpoints
 from ..checkpoints.trained_weights import check_model
 from ..compilation_cache import cache_directory, keep_compiled
+from ..data.batches import TrainingData
 from ..data.prepare import PreparedData, Tokenizing, prepare
 from ..data.prompts import Prompts, agreed_prompts
 from ..data.tokenizer import load_tokenizer
@@ -59,12 +61,12 @@ from ..metrics.run_report import peak_memory
 from ..metrics.run_state import recorded
 from ..metrics.services import RunFiles, open_services
 from ..model.partition_rules import Placement
-from ..model.sharding import start_mesh
-from ..settings import CheckpointSettings, ModelSettings, RunSettings, TrainSettings
+from ..model.sharding import Rows, start_mesh
+from ..settings import CheckpointSettings, RunSettings, TrainSettings
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.locate import locate_model
 from ..weights.quantized_formats import sentence
-from .ending import out_of_memory
+from .ending import attended, farewell, out_of_memory, watching
 from .script_arguments import Arguments
 from .trace import check_writable
 
@@ -134,9 +136,27 @@ class Session:
         """Return the optimizer step to stop after."""
         return min(self.total, self.arguments.steps or self.total)
 
-    def kept(self, model: ModelSettings) -> ModelSettings:
-        """Return the settings of the model, with the mesh whose blocks of nf4 the run keeps."""
-        return replace(model, began=self.began)
+    def kept(self, settings: RunSettings) -> RunSettings:
+        """Return the settings, with the mesh whose blocks of nf4 the run keeps."""
+        return replace(settings, model=replace(settings.model, began=self.began))
+
+    def feed(self, rows: Rows | None = None) -> TrainingData:
+        """Return the data of the run's loop.
+
+        Args:
+            rows: the rows of each micro-batch that this process's devices hold; None for all.
+        """
+        here, prepared = None if rows is None else rows.here, self.prepared
+        return TrainingData(
+            batches=lambda step: prepared.batches(self.total, step, here),
+            evaluation=prepared.evaluation(here),
+            state=prepared.state,
+            origins=prepared.origins,
+            tokens=prepared.tokens_of,
+            rows=rows,
+            eval_parts=prepared.eval_parts,
+            prompts=self.prompts,
+        )
 
     def enter(self, restored: int) -> None:
         """Print the step that the run continues after, and write the files that describe the run, with the
@@ -238,6 +258,37 @@ class Session:
         line = done_line(outcome.step, speed, loss, eval_loss, peak_memory(), outcome.early, reward)
         print(line, flush=True)
         return 0
+
+
+def run_session(
+    artifact: Path,
+    arguments: Arguments,
+    settings: RunSettings,
+    cache: str | None,
+    train: Callable[[Session], int],
+    single: str = "",
+) -> int:
+    """Begin a run and train it.
+
+    Args:
+        cache: as for `begin`.
+        train: trains, and returns the exit status.
+        single: the script's name, if it trains in one process alone.
+
+    Returns:
+        The exit status: 0, 1 after an error that was printed, or 128 + the signal's number after one.
+    """
+    directory = checkpoint_directory(settings.checkpoint, arguments.output)
+
+    def work(interrupts: Interrupts, hosts: SingleProcess | ProcessGroup) -> int:
+        if single and hosts.count > 1:
+            raise UserError(f"{single} trains on one host", "run train.py on several")
+        with watching(interrupts, settings.mesh.platform):
+            session = begin(artifact, arguments, directory, settings, cache, interrupts, hosts)
+            with closing(session.prepared):
+                return train(session)
+
+    return attended(functools.partial(farewell, directory=directory), settings.mesh.hosts, work)
 
 
 def begin(

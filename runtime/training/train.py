@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.batches import TrainingData
 from ..data.tokenizer import numbered
-from ..hosts.single import SingleProcess
-from ..interrupts import Interrupts
-from ..model.adapters import LoraSettings, Matrices
+from ..model.adapters import LoraSettings
 from ..model.loading import build
 from ..model.partition_rules import Rule
 from ..model.sharding import Rows
@@ -29,19 +24,15 @@ from ..settings import (
     TrainSettings,
 )
 from .adapter_start import first_values, start_from
-from .ending import attended, farewell, watching
 from .recorder import Recorder
 from .reinforcement import Reinforced, scoring
 from .script_arguments import Arguments, parser_of
-from .session import Session, begin, checkpoint_directory
+from .session import Session, run_session
 from .teacher import build_teacher
 from .trainer import Checkpointing, Trainer
 
 if TYPE_CHECKING:
     import optax
-
-    from ..hosts.group import ProcessGroup
-    from ..weights.checkpoint import HFCheckpoint
 
 
 def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> Arguments:
@@ -85,17 +76,13 @@ def run(
         The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
     """
     settings = RunSettings(model, mesh, lora, data, train, checkpoint, tuple(rules), teacher)
-    directory = checkpoint_directory(checkpoint, arguments.output)
 
-    def work(interrupts: Interrupts, hosts: SingleProcess | ProcessGroup) -> int:
-        with watching(interrupts, mesh.platform):
-            session = begin(artifact, arguments, directory, settings, cache, interrupts, hosts)
-            limits = reward_limits or RewardLimits()
-            with closing(session.prepared), scoring(session, train, rewards, limits) as score:
-                reinforced = Reinforced(rewards, score, rollout or Rollout()) if score else None
-                return _run(session, settings, learning_rate, optimizer, reinforced)
+    def work(session: Session) -> int:
+        with scoring(session, train, rewards, reward_limits or RewardLimits()) as score:
+            reinforced = Reinforced(rewards, score, rollout or Rollout()) if score else None
+            return _run(session, settings, learning_rate, optimizer, reinforced)
 
-    return attended(functools.partial(farewell, directory=directory), mesh.hosts, work)
+    return run_session(artifact, arguments, settings, cache, work)
 
 
 def _run(
@@ -110,11 +97,8 @@ def _run(
     schedule = session.schedule(learning_rate)
     if settings.lora is not None and settings.lora.trainable_tokens:
         settings = replace(settings, lora=numbered(settings.lora, base, dict(settings.model.add_tokens)))
-    settings = replace(settings, model=session.kept(settings.model))
-    frozen: HFCheckpoint = base
-    start: int | Mapping[str, Matrices] = train.seed
-    if settings.lora is not None and settings.lora.principal:
-        frozen, start = first_values(session, settings)
+    settings = session.kept(settings)
+    frozen, initial = first_values(session, settings)
     with mesh, Progress("placing the weights", 1.0) as progress:
         built = build(
             frozen,
@@ -122,7 +106,7 @@ def _run(
             settings.lora,
             mesh,
             settings.rules,
-            start,
+            train.seed if initial is None else initial,
             lambda done, count: progress.advance(1 / count),
         )
     if settings.lora is not None and settings.lora.start_from is not None:
@@ -132,16 +116,7 @@ def _run(
             built = replace(built, teacher=build_teacher(session, settings))
     rows = Rows.of(mesh, prepared.rows)
     session.hosts.log(f"holds {len(rows.here)} of the {rows.total} rows of a micro-batch")
-    feed = TrainingData(
-        batches=lambda step: prepared.batches(session.total, step, rows.here),
-        evaluation=prepared.evaluation(rows.here),
-        state=prepared.state,
-        origins=prepared.origins,
-        tokens=prepared.tokens_of,
-        rows=rows,
-        eval_parts=prepared.eval_parts,
-        prompts=session.prompts,
-    )
+    feed = session.feed(rows)
     with mesh:
         recorder = None
         if trace is not None:

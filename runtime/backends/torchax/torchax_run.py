@@ -3,9 +3,7 @@ trained adapter."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +12,6 @@ import numpy as np
 
 from ...checkpoints.record import read_record
 from ...checkpoints.trained_weights import recorded_lora
-from ...data.batches import TrainingData
-from ...errors import UserError
-from ...hosts.single import SingleProcess
-from ...interrupts import Interrupts
 from ...model.adapters import LoraSettings
 from ...model.families import ANY
 from ...model.partition_rules import Rule
@@ -30,9 +24,8 @@ from ...settings import (
     TrainSettings,
 )
 from ...training.adapter_start import first_values
-from ...training.ending import attended, farewell, watching
 from ...training.objectives import keeps_copy
-from ...training.session import Session, begin, checkpoint_directory
+from ...training.session import Session, run_session
 from ...training.trainer import TrainingOutcome
 from ..backend_arguments import BackendArguments
 from ..peft_model import start
@@ -53,7 +46,6 @@ from .torchax_step import Step
 if TYPE_CHECKING:
     import optax
 
-    from ...hosts.group import ProcessGroup
     from ...model.initial import Start
     from ...weights.checkpoint import HFCheckpoint
 
@@ -89,21 +81,15 @@ def run(
     Returns:
         The exit status: 0, or 1 after a printed error, or 128 + the signal's number after a signal.
     """
-    settings = RunSettings(model, mesh, lora, data, train, replace(checkpoint, local=None), tuple(rules))
     if model.family != ANY:
         checkpoint = replace(checkpoint, directory=checkpoint.directory.rstrip("/") + SUFFIX)
-    directory = checkpoint_directory(checkpoint, arguments.output)
+    settings = RunSettings(model, mesh, lora, data, train, replace(checkpoint, local=None), tuple(rules))
 
-    def work(interrupts: Interrupts, hosts: SingleProcess | ProcessGroup) -> int:
-        if hosts.count > 1:
-            raise UserError("train_torchax.py trains on one host", "run train.py on several")
-        with watching(interrupts, mesh.platform):
-            session = begin(artifact, arguments, directory, settings, cache, interrupts)
-            adapter = None if lora is None else arguments.start_from(lora)
-            with closing(session.prepared):
-                return _run(session, settings, adapter, learning_rate, optimizer)
+    def work(session: Session) -> int:
+        adapter = None if lora is None else arguments.start_from(lora)
+        return _run(session, settings, adapter, learning_rate, optimizer)
 
-    return attended(functools.partial(farewell, directory=directory), mesh.hosts, work)
+    return run_session(artifact, arguments, settings, cache, work, single="train_torchax.py")
 
 
 def _run(
@@ -114,15 +100,13 @@ def _run(
     optimizer: Callable[[Any], optax.GradientTransformation],
 ) -> int:
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
-    settings = replace(settings, model=session.kept(settings.model))
+    settings = session.kept(settings)
     lora, to = settings.lora, session.arguments.trace
     schedule = session.schedule(learning_rate)
     done = session.resumed.step or 0
     if settings.model.family == ANY:
         recorded_lora(read_record(session.artifact), base)  # raises if the model is not the compiled one
-    frozen, initial = base, None
-    if lora is not None and lora.principal:
-        frozen, initial = first_values(session, settings)
+    frozen, initial = first_values(session, settings)
     with mesh:
         model = abstract_model(base.config, settings.model, lora, mesh, settings.rules, base.architecture)
         step = Step(model, optimizer(schedule), train, prepared.accumulation, mesh)
@@ -156,14 +140,7 @@ def _run(
         )
         del live
         with session.metrics(done, train, trainer.close) as metrics:
-            feed = TrainingData(
-                batches=lambda step: prepared.batches(session.total, step),
-                evaluation=prepared.eval_batches,
-                state=prepared.state,
-                origins=prepared.origins,
-                eval_parts=prepared.eval_parts,
-            )
-            trainer.fit(feed, session.until, schedule, metrics, session.interrupts)
+            trainer.fit(session.feed(), session.until, schedule, metrics, session.interrupts)
     trained = _saved(session, settings, initial, trainer.live[0])
     if trace is not None and to is not None:
         trace.trained = trained
