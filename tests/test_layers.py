@@ -59,7 +59,7 @@ ROOMS = (
 A module imports only its own room and rooms before it, also within functions and for types."""
 
 DOORS = {
-    "compiler.catalog": {"compiler.catalog"},
+    "compiler.catalog": {"compiler.catalog", "compiler.catalog.added"},
     "compiler.checks": {
         *("compiler.checks", "compiler.checks.backends"),
         # For the codes that they declare, by which another room finds a diagnostic.

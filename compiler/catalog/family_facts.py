@@ -286,18 +286,6 @@ SPELLED = {
 }
 """Names of transformers' classes by model_type, where the capital letters do not follow from model_type."""
 
-LAYERS = {
-    "Gemma4": "Gemma4TextDecoderLayer",
-    "Gemma4Unified": "Gemma4UnifiedTextDecoderLayer",
-    "Jamba": "JambaAttentionDecoderLayer,JambaMambaDecoderLayer",
-    "Llama4": "Llama4TextDecoderLayer",
-    "GPTNeoX": "GPTNeoXLayer",
-    "NemotronH": "NemotronHBlock",
-    "Qwen3VL": "Qwen3VLTextDecoderLayer",
-}
-"""The decoder layer's class, where its name does not follow from the causal model's class; several with
-commas."""
-
 
 def class_name(config: Mapping[str, Any]) -> str:
     """Return the prefix of transformers' classes of a checkpoint's text model: "Qwen3" of Qwen3ForCausalLM.
@@ -318,9 +306,3 @@ def architecture_class(config: Mapping[str, Any]) -> str:
     if "text_config" not in config:
         return f"{class_name(config)}ForCausalLM"
     return f"{class_name({'model_type': config.get('model_type')})}ForConditionalGeneration"
-
-
-def decoder_layer(config: Mapping[str, Any]) -> str:
-    """Return transformers' class of a decoder layer. FSDP gathers the weights of one such layer at a time."""
-    name = class_name(config)
-    return LAYERS.get(name, f"{name}DecoderLayer")

@@ -111,6 +111,11 @@ class Model:
         """The method in which the weights are stored quantized, None for plain weights."""
         return quantized_checkpoints.stored(self.config)
 
+    @property
+    def unquantized(self) -> str:
+        """What to train instead of a quantized checkpoint, for a diagnostic's help."""
+        return instead_of_quantized(self.id)
+
     def tensors(self, folder: Path) -> tuple[str, Mapping[str, Listed]] | None:
         """Return the file or folder that lists the checkpoint's tensors, and the tensors by their full names.
 
@@ -143,7 +148,7 @@ class Model:
             raise UnknownModel(
                 E0813,
                 f"`{self.id}` has weights that are stored quantized ({method}): {place} lists their tensors",
-                instead_of_quantized(self.id),
+                self.unquantized,
             )
         return place, listed
 

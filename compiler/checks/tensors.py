@@ -140,5 +140,5 @@ def _said(model: Model, place: str, kind: Kind, mismatches: list[Fault]) -> Diag
     file = f" ({first.file})" if first.file else ""
     more = len(mismatches) - 1
     others = f", and {plural(more, 'other')} too" if more else ""
-    help = catalog.instead_of_quantized(model.id) if kind is Kind.TYPE else OTHER
+    help = model.unquantized if kind is Kind.TYPE else OTHER
     return Diagnostic(CODES[kind], f"{place}: {first.text}{file}{others}", WHERE, help)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from recipec.compiler.catalog import models_folder
+from recipec.compiler.catalog.added import models_folder
 from recipec.compiler.cli.arguments.models import AddModelArguments, ListModelsArguments
 from recipec.compiler.cli.printing import fail
 from recipec.compiler.explain.catalog_table import document, unknown

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.artifacts.runtime import requirement
-from recipec.compiler.catalog import decoder_layer
+from recipec.compiler.catalog import class_name
 from recipec.compiler.emitters import settings_text
 from recipec.compiler.emitters.settings_text import about, chat_template, constructor, imports, kind
 from recipec.compiler.lowering import pins
@@ -19,6 +20,18 @@ from recipec.compiler.render import render
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.spec.language import Recipe
+
+LAYERS = {
+    "Gemma4": "Gemma4TextDecoderLayer",
+    "Gemma4Unified": "Gemma4UnifiedTextDecoderLayer",
+    "Jamba": "JambaAttentionDecoderLayer,JambaMambaDecoderLayer",
+    "Llama4": "Llama4TextDecoderLayer",
+    "GPTNeoX": "GPTNeoXLayer",
+    "NemotronH": "NemotronHBlock",
+    "Qwen3VL": "Qwen3VLTextDecoderLayer",
+}
+"""The decoder layer's class, where its name does not follow from the causal model's class; several with
+commas."""
 
 
 def emit_baseline(program: Program) -> dict[str, str]:
@@ -182,3 +195,9 @@ def _requirements(program: Program) -> str:
         direct=packages.direct,
         transitive=packages.transitive,
     )
+
+
+def decoder_layer(config: Mapping[str, Any]) -> str:
+    """Return transformers' class of a decoder layer. FSDP gathers the weights of one such layer at a time."""
+    name = class_name(config)
+    return LAYERS.get(name, f"{name}DecoderLayer")

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog import LOCK
+from recipec.compiler.catalog.added import LOCK
 from recipec.compiler.explain import reinforcement
 from recipec.compiler.explain.loss import additions, objective, rounding
 from recipec.compiler.lowering.assumed_pictures import row_patches

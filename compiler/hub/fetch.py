@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 
 from recipec.compiler import __version__, catalog
 from recipec.compiler.artifacts.whole import changing
-from recipec.compiler.catalog import E0802, LOCK, MAX_FILE, TENSORS
+from recipec.compiler.catalog import E0802, added
+from recipec.compiler.catalog.added import LOCK, MAX_FILE, TENSORS
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.hub.hub_errors import HubNotReached, refused
 from recipec.compiler.json_value import json_value
@@ -116,7 +117,7 @@ class _Repository:
         for file in sorted(self._sizes):
             if file not in files and any(_is(file, name) for name in names):
                 files[file] = self._file(file)
-        files[TENSORS] = catalog.tensors_text(self._tensors)
+        files[TENSORS] = added.tensors_text(self._tensors)
         return Fetched(self._id, self._revision, self._commit, self._name, files, self._tensors)
 
     def _config(self) -> bytes:
@@ -154,7 +155,7 @@ class _Repository:
             self._wrong(f"{name} came with {len(content):,} bytes of {size:,}", "try again")
         return content
 
-    def _shapes(self) -> catalog.Shapes:
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self._tensors.items()}
 
     @cached_property
@@ -275,7 +276,7 @@ def write(fetched: Fetched, models: Path) -> Path:
     Raises:
         ArtifactError: when a folder of this name was not written by recipec, or writing fails.
     """
-    name = catalog.folder_name(fetched.id)
+    name = added.folder_name(fetched.id)
     target = models / name
     try:
         models.mkdir(parents=True, exist_ok=True)
@@ -286,7 +287,7 @@ def write(fetched: Fetched, models: Path) -> Path:
             for file in before - fetched.files.keys():
                 if (target / file).is_file():
                     change.remove(f"{name}/{file}")
-            lock = catalog.lock_text(fetched.id, fetched.revision, fetched.commit, fetched.files)
+            lock = added.lock_text(fetched.id, fetched.revision, fetched.commit, fetched.files)
             change.write(f"{name}/{LOCK}", lock)  # last: it marks the folder complete
     except OSError as error:
         raise cannot_be_written(target, error) from error
@@ -296,8 +297,8 @@ def write(fetched: Fetched, models: Path) -> Path:
 def _files_of(target: Path, model_id: str) -> set[str]:
     """Return the files that an earlier command wrote."""
     earlier = None
-    with suppress(catalog.NotWhole):
-        earlier = catalog.added_at(target, model_id, str(target))
+    with suppress(added.NotWhole):
+        earlier = added.added_at(target, model_id, str(target))
     if earlier is None and not (target / LOCK).exists() and target.exists() and any(os.scandir(target)):
         raise ArtifactError(
             f"{target} exists, and `recipe models add` did not write it",

@@ -377,7 +377,7 @@ def _commit(
                 f"{section}.revision is {revision}, and {added.name} was added at "
                 f"{f'{added.revision}, ' if added.revision else ''}commit {added.commit}",
                 f"{section}.revision",
-                f"remove it, or {catalog.add_command(model.id, source.parent, revision)} adds the other",
+                f"remove it, or {added.add_command(model.id, source.parent, revision)} adds the other",
             )
         )
         return revision

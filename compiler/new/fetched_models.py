@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipec.compiler import catalog
-from recipec.compiler.catalog import E0801, MODELS
+from recipec.compiler.catalog import E0801
+from recipec.compiler.catalog.added import MODELS
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.hub.fetch import Fetched, fetch, write
 from recipec.compiler.hub.hub_errors import HubNotReached

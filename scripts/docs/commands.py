@@ -67,7 +67,7 @@ def pages() -> tuple[Page, ...]:
         flags=re.M,
     )
     text = re.sub(r"\*\*(?:Usage|Arguments|Options)\*\*:\n\n", "", text)
-    # A usage says only which arguments a command takes; a group's says nothing more than its list of commands.
+    # A usage says which arguments a command takes; the usage of a group says nothing more than its list.
     text = re.sub(r"```text\n(recipe .*) COMMAND \[ARGS\]\.\.\.\n```\n\n", "", text)
     text = re.sub(r"```text\n(?:recipe [a-z ]+) \[OPTIONS\]\n```\n", "", text)
     text = re.sub(r"```text\n(recipe [a-z ]+) \[OPTIONS\] (.+)\n```", r"`\1 \2`", text)

@@ -16,9 +16,10 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 from typer.testing import CliRunner
 
-from recipec.compiler.catalog import class_name, decoder_layer
+from recipec.compiler.catalog import class_name
 from recipec.compiler.checks.backends import diagnosed
 from recipec.compiler.cli.main import app
+from recipec.compiler.emitters.baseline import decoder_layer
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering.backend import Backend
 from recipec.runtime.model.families import FAMILIES
