@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.runtime import training
 from tests.runtime.decoders import make
 
 WEIGHT = 0.3
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def train(**more: Any) -> TrainSettings:
@@ -87,6 +90,32 @@ def test_piece_adds_its_share_of_transformers_load_balancing_loss(tmp_path: Path
     model.eval()
     evaluated, nothing = objective_of(settings[0])(model, model, piece)
     assert nothing == {} and float(evaluated) == pytest.approx(float(without), rel=1e-6)
+
+
+@pytest.mark.e2e
+def test_balanced_gradients_of_two_ddp_processes_match_one_process(tmp_path: Path) -> None:
+    """Observe the routers below DDP's wrapper and PEFT's: at most 1e-6 of the largest gradient apart."""
+    import torch
+
+    from tests.parity import balanced_process
+
+    make("qwen3_moe", tmp_path, num_hidden_layers=2, mlp_only_layers=[])
+    expected = {}
+    for weight in (WEIGHT, 0.0):
+        model = balanced_process.adapted(tmp_path, weight)
+        torch.stack([balanced_process.loss(model, rank, weight) for rank in (0, 1)]).sum().backward()
+        expected[weight] = balanced_process.gradients(model)
+    command = [sys.executable, "-m", "tests.parity.balanced_process", str(tmp_path)]
+    processes = [subprocess.Popen([*command, str(rank), str(WEIGHT)], cwd=ROOT) for rank in (0, 1)]
+    assert [process.wait(300) for process in processes] == [0, 0]
+    largest = max(float(np.abs(array).max()) for array in expected[WEIGHT].values())
+    for rank in (0, 1):
+        with np.load(tmp_path / f"{WEIGHT}-{rank}.npz") as computed:
+            assert set(computed.files) == set(expected[WEIGHT])
+            for name, array in expected[WEIGHT].items():
+                np.testing.assert_allclose(computed[name], array, rtol=0, atol=1e-6 * largest, err_msg=name)
+    changed = max(np.abs(expected[WEIGHT][name] - array).max() for name, array in expected[0.0].items())
+    assert changed > 1e-2 * largest, "the balancing loss has a part in these gradients"
 
 
 @pytest.mark.e2e
