@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from recipec.compiler import catalog
 from recipec.compiler.catalog import E0803
+from recipec.compiler.catalog.added import add_command
 from recipec.compiler.lowering import hardware
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.run_length import Length, run_length
@@ -377,7 +378,7 @@ def _commit(
                 f"{section}.revision is {revision}, and {added.name} was added at "
                 f"{f'{added.revision}, ' if added.revision else ''}commit {added.commit}",
                 f"{section}.revision",
-                f"remove it, or {added.add_command(model.id, source.parent, revision)} adds the other",
+                f"remove it, or {add_command(model.id, source.parent, revision)} adds the other",
             )
         )
         return revision
