@@ -362,10 +362,7 @@ def _lora(run: Run) -> Says:
         if bits is not None and chosen is not None:
             code = str(quantized.value("bnb_4bit_quant_type") or "fp4")
             nested = quantized.flag("bnb_4bit_use_double_quant")
-            quantization = adapters.quantized(
-                bits, code if code in ("nf4", "fp4") else "nf4", nested, experts.has_experts(model)
-            )
-            yield quantized.say(key, {"model.quantization": quantization.value}, quantization.note)
+            yield from adapters.say_bits(quantized, key, bits, code, nested, model)
     yield from quantized.passive(
         (*OF_QUANTIZED, "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_storage"),
         "part of model.quantization",
@@ -510,12 +507,9 @@ def _steps(run: Run) -> Says:
     yield keys.sets(
         "train.loss_normalization", "tokens", "NeMo AutoModel takes the mean over all tokens of a step"
     )
-    steps, epochs = keys.integer("max_steps"), keys.integer("num_epochs")
-    if steps:
-        note = f"NeMo AutoModel ends the run after num_epochs: {epochs} if that is sooner" if epochs else ""
-        yield keys.say("max_steps", {"train.steps": steps}, note)
-        yield keys.same("num_epochs", note="max_steps sets the length of the run")
-    else:
+    epochs = keys.integer("num_epochs")
+    note = f"NeMo AutoModel ends the run after num_epochs: {epochs} if that is sooner" if epochs else ""
+    if not (yield from training.say_steps(keys, "max_steps", note, "num_epochs")):
         yield keys.default("num_epochs", epochs or 10, {"train.epochs": epochs or 10})
     if keys.given("val_every_steps") and (every := keys.integer("val_every_steps")):
         sets = {"train.eval_every": every} if run.ledger.value("data.eval") else None

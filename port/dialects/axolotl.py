@@ -591,11 +591,8 @@ def _batches(run: Run) -> Says:
 
 def _length(run: Run) -> Says:
     keys = run.keys
-    epochs, steps = keys.number("num_epochs"), keys.integer("max_steps")
-    if steps and steps > 0:
-        note = "recipec runs this many steps, even if num_epochs ends sooner"
-        yield keys.say("max_steps", {"train.steps": steps}, note)
-        yield keys.same("num_epochs", note="max_steps sets the length of the run")
+    epochs, note = keys.number("num_epochs"), "recipec runs this many steps, even if num_epochs ends sooner"
+    if (yield from training.say_steps(keys, "max_steps", note, "num_epochs")):
         return
     yield keys.same("max_steps", note="no bound")
     if epochs is not None and epochs > 0:

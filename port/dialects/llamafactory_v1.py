@@ -164,11 +164,7 @@ def _batch(run: Run) -> Says:
         note = "recipec's steps have as many rows each, not as many tokens"
         yield keys.learned("batching_strategy", (), note)
     yield keys.same("batching_strategy", note=REASONS["padding"])
-    steps = keys.integer("max_steps")
-    if steps and steps > 0:
-        yield keys.say("max_steps", {"train.steps": steps})
-        yield keys.same("num_train_epochs", note="max_steps sets the length of the run")
-    else:
+    if not (yield from training.say_steps(keys, "max_steps", "", "num_train_epochs")):
         yield keys.say("num_train_epochs", {"train.epochs": keys.integer("num_train_epochs")})
         yield keys.same("max_steps", note="whole epochs")
 

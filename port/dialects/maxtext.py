@@ -27,7 +27,7 @@ from recipec.port.meaning import (
     training,
 )
 from recipec.port.meaning.run import Run
-from recipec.port.refusals import E1142, E1143, E1144, E1149, E1150, E1160, E1163, E1164, E1180
+from recipec.port.refusals import E1142, E1143, E1144, E1149, E1150, E1160, E1163, E1180
 from recipec.port.rules import common, directory, follow, passive
 from recipec.port.tool_names import known
 from recipec.spec.diagnostics import Diagnostic
@@ -220,31 +220,22 @@ def _lora(run: Run) -> Says:
         return
     yield lora.same("enable_lora", note="it adds the lora section")
     yield from lora.follow(OF_LORA, training.OFF)
-    path = lora.text("lora_module_path") or ""
-    attention = [name for name in PROJECTIONS if "attention" in PROJECTIONS[name]]
-    targets = attention if experts.has_experts(run.model) else list(PROJECTIONS)
-    if path:
-        try:
-            targets = [name for name in PROJECTIONS if _targeted(path, PROJECTIONS[name])]
-        except re.error as error:
-            help = 'lora_module_path: ".*(query|key|value|out|wi_0|wi_1|wo)"'
-            yield lora.refuse("lora_module_path", E1164, f"not a regular expression: {error}", help)
-    if not targets:
-        message = "no module that can carry an adapter has these names"
-        help = 'lora_module_path: ".*(query|key|value|out|wi_0|wi_1|wo)"'
-        yield lora.refuse("lora_module_path", E1164, message, help)
-    yield lora.say("lora_module_path", {"lora.targets": targets} if targets else None)
+    usual = {name: _paths(module) for name, module in PROJECTIONS.items()}
+    if experts.has_experts(run.model) and not lora.text("lora_module_path"):
+        usual = {name: paths for name, paths in usual.items() if "attention" in PROJECTIONS[name]}
+    path, help = lora.text("lora_module_path") or ".*", '".*(query|key|value|out|wi_0|wi_1|wo)"'
+    yield from adapters.say_pattern(lora, "lora_module_path", path, usual, help)
     yield keys.sets("lora.init", "qwix", "A is uniform with the bound sqrt(6/fan_in), as in MaxText")
     yield from adapters.say_qwix(lora, "lora_weight_qtype", "lora_tile_size")
 
 
-def _targeted(path: str, module: str) -> bool:
-    """Return whether a pattern matches a projection, in any form of its path in MaxText's decoders."""
+def _paths(module: str) -> list[str]:
+    """Return the forms of a projection's path in MaxText's decoders."""
     block, _, name = module.partition("/")
     blocks = [block, f"self_{block}", "self_attention_local", "self_attention_global", "mlp_local"]
     blocks = [inner for inner in blocks if block in inner]
     layers = ("decoder/layers", "decoder/layers/0", "decoder/layers_0", "decoder/scanned_blocks/layers_0")
-    return any(re.fullmatch(path, f"{layer}/{inner}/{name}") for layer in layers for inner in blocks)
+    return [f"{layer}/{inner}/{name}" for layer in layers for inner in blocks]
 
 
 def _batch(run: Run) -> Says:

@@ -15,7 +15,6 @@ from recipec.port.meaning import (
     adapters,
     conversion,
     datasets,
-    experts,
     images,
     losses,
     model_names,
@@ -238,10 +237,8 @@ def _quantized(keys: Keys, model: Model | None, kind: str) -> Says:
             "q_lora_bits", E1160, f"a base model of {bits} bits, not of 4 or 8", "q_lora_bits: 4"
         )
         bits = 4
-    quantization = adapters.quantized(
-        bits, code, keys.flag("use_bnb_nested_quant"), experts.has_experts(model)
-    )
-    yield keys.say("q_lora", {"model.quantization": quantization.value}, quantization.note)
+    nested = keys.flag("use_bnb_nested_quant")
+    quantization = yield from adapters.say_bits(keys, "q_lora", bits, code, nested, model)
     if not keys.given("bnb_4bit_quant_type") and bits == 4:
         yield keys.default(
             "bnb_4bit_quant_type",

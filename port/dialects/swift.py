@@ -18,7 +18,6 @@ from recipec.port.meaning import (
     adapters,
     conversion,
     datasets,
-    experts,
     losses,
     model_names,
     rows,
@@ -289,9 +288,7 @@ def _lora(run: Run) -> Says:
         yield keys.refuse("quant_method", E1146, message, "quant_method: bnb, with quant_bits: 4")
     elif method is not None:
         code, nested = str(keys.value("bnb_4bit_quant_type")), keys.flag("bnb_4bit_use_double_quant")
-        left = experts.has_experts(run.model)
-        quantization = adapters.quantized(bits, code if code in ("nf4", "fp4") else "nf4", nested, left)
-        yield keys.say("quant_method", {"model.quantization": quantization.value}, quantization.note)
+        yield from adapters.say_bits(keys, "quant_method", bits, code, nested, run.model)
     yield from keys.passive(("quant_method", "quant_bits", *details), "part of model.quantization")
     yield from keys.follow(adapters.FEATURES)
 

@@ -225,15 +225,9 @@ def _lora(run: Run) -> Says:
     yield from adapters.say_parameters(keys, "lora_target_parameters", run.chosen)
     kind = keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "nf4"
     bits = 4 if four else 8 if eight else None
-    quantization = adapters.quantized(
-        bits, kind, keys.flag("use_bnb_nested_quant"), experts.has_experts(model)
-    )
+    key, nested = "load_in_4bit" if four else "load_in_8bit", keys.flag("use_bnb_nested_quant")
+    quantization = yield from adapters.say_bits(keys, key, bits, kind, nested, model)
     if quantization.value is not None:
-        yield keys.say(
-            "load_in_4bit" if four else "load_in_8bit",
-            {"model.quantization": quantization.value},
-            quantization.note,
-        )
         rounded = keys.tool == TITLE
         why = "TRL trains bfloat16 adapters on a quantized base model" if rounded else ""
         yield keys.sets("lora.dtype", "bfloat16" if rounded else "float32", why)

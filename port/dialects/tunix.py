@@ -22,7 +22,7 @@ from recipec.port.meaning import adapters, datasets, model_names, rows, sharding
 from recipec.port.meaning.rows import Rows
 from recipec.port.meaning.run import Run
 from recipec.port.meaning.training import E1162
-from recipec.port.refusals import E1143, E1144, E1160, E1163, E1164
+from recipec.port.refusals import E1143, E1144, E1160, E1163
 from recipec.port.rules import common, follow, mappings, unused
 from recipec.port.tool_names import known, tokenizer_of
 
@@ -202,15 +202,9 @@ def _lora(run: Tunix) -> Says:
         return
     lora = model.below("lora_config", defaults_of(NAME, "lora"))
     path = lora.text("module_path") or ""
-    help = 'module_path: ".*q_proj|.*k_proj|.*v_proj|.*o_proj"'
-    try:
-        targets = [name for name, modules in PROJECTIONS.items() if _targeted(path, modules)]
-    except re.error as error:
-        yield lora.refuse("module_path", E1164, f"not a regular expression: {error}", help)
-        targets = list(PROJECTIONS)
-    if not targets:
-        yield lora.refuse("module_path", E1164, "no module that can carry an adapter has these names", help)
-    yield lora.say("module_path", {"lora.targets": targets} if targets else None)
+    paths = {name: [f"layers/0/{module}" for module in modules] for name, modules in PROJECTIONS.items()}
+    help = '".*q_proj|.*k_proj|.*v_proj|.*o_proj"'
+    targets = yield from adapters.say_pattern(lora, "module_path", path, paths, help)
     for key, kind in (("rank", lora.integer), ("alpha", lora.number)):
         if (value := kind(key)) is None:
             yield lora.refuse(key, E1144, f"{key} is missing, and Tunix requires it", f"{key}: 16")
@@ -223,11 +217,6 @@ def _lora(run: Tunix) -> Says:
     if fused and {"k_proj", "v_proj"} <= set(targets):
         yield keys.sets("lora.kv", "shared", "key and value share one A, as in Qwix's fused projection")
     yield from adapters.say_qwix(lora, "weight_qtype", "tile_size")
-
-
-def _targeted(path: str, modules: tuple[str, ...]) -> bool:
-    """Return whether a pattern matches a projection by one of its names. Qwix matches full module paths."""
-    return any(re.fullmatch(path, f"layers/0/{module}") for module in modules)
 
 
 def _batch(run: Tunix) -> Says:
@@ -309,11 +298,8 @@ def _length(run: Tunix) -> Says:
     if run.reinforces:
         yield from tunix_grpo.batches(run)
     run.steps, epochs = section.integer("max_steps"), keys.integer("num_train_epochs") or 1
-    if run.steps:
-        note = f"Tunix ends the run after num_train_epochs: {epochs} if that is sooner"
-        yield section.say("max_steps", {"train.steps": run.steps}, note)
-        yield keys.same("num_train_epochs", note="max_steps sets the length of the run")
-    else:
+    note = f"Tunix ends the run after num_train_epochs: {epochs} if that is sooner"
+    if not (yield from training.say_steps(section, "max_steps", note, "num_train_epochs", keys)):
         yield keys.say("num_train_epochs", {"train.epochs": epochs})
         yield section.same("max_steps", note="the same as without the key")
     kept = section.below("checkpointing_options", section.defaults.get("checkpointing_options"))

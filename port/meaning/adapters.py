@@ -278,6 +278,28 @@ def say_head(keys: Keys, key: str) -> Says:
     yield keys.same(key, note="off")
 
 
+def say_pattern(
+    keys: Keys, key: str, pattern: str, paths: Mapping[str, Sequence[str]], help: str
+) -> Statements[list[str]]:
+    """State the pattern of the modules that get adapters, and return the projections that it names.
+
+    Args:
+        pattern: the key's value, or its default. As in Qwix, it has to match the whole path of a module.
+        paths: the paths of each projection's modules.
+        help: a pattern that matches some.
+    """
+    try:
+        targets = [name for name in paths if any(re.fullmatch(pattern, path) for path in paths[name])]
+    except re.error as error:
+        yield keys.refuse(key, E1164, f"not a regular expression: {error}", f"{key}: {help}")
+        targets = list(paths)
+    if not targets:
+        message = "no module that can carry an adapter has these names"
+        yield keys.refuse(key, E1164, message, f"{key}: {help}")
+    yield keys.say(key, {"lora.targets": targets} if targets else None)
+    return targets
+
+
 def say_qwix(keys: Keys, kind: str, tile: str) -> Says:
     """Translate Qwix's type of frozen weights and the size of its tiles to model.quantization."""
     code = keys.choice(kind, ("nf4", "int8"))
@@ -291,6 +313,22 @@ def say_qwix(keys: Keys, kind: str, tile: str) -> Says:
     if code:
         yield keys.say(kind, {"model.quantization": code}, note)
     yield from keys.passive((kind, tile), "part of model.quantization" if code else "not quantized")
+
+
+def say_bits(
+    keys: Keys, key: str, bits: int | None, kind: str, nested: bool, model: Model | None
+) -> Statements[Quantization]:
+    """State the switch for a frozen base in 4 or 8 bits, and return the recipe's quantization.
+
+    Args:
+        kind: bitsandbytes' format of 4 bits; one that it does not have counts as nf4.
+        nested: whether the scales are quantized too.
+    """
+    left = experts.has_experts(model)
+    quantization = quantized(bits, kind if kind in ("nf4", "fp4") else "nf4", nested, left)
+    if quantization.value is not None:
+        yield keys.say(key, {"model.quantization": quantization.value}, quantization.note)
+    return quantization
 
 
 def refuse_quantized(keys: Keys, key: str, help: str) -> Says:

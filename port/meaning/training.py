@@ -58,6 +58,27 @@ E1162 = Code(
 )
 
 
+def say_steps(
+    keys: Keys, key: str, note: str, epochs: str, epochs_in: Keys | None = None
+) -> Statements[bool]:
+    """State a number of steps above zero, which sets the length of the run in place of the epochs.
+
+    Args:
+        note: how the length may differ.
+        epochs: the key of the epochs.
+        epochs_in: the section that it is in, if that is not the steps' own.
+
+    Returns:
+        Whether there is such a number. If not, nothing was said.
+    """
+    steps = keys.integer(key)
+    if steps is None or steps <= 0:
+        return False
+    yield keys.say(key, {"train.steps": steps}, note)
+    yield (epochs_in or keys).same(epochs, note=f"{key} sets the length of the run")
+    return True
+
+
 def say_groups(
     keys: Keys, key: str, per_device: int, accumulation: int, processes: int, shared: int
 ) -> Statements[Batch]:

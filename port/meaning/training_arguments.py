@@ -142,11 +142,8 @@ def _group(keys: Keys) -> int:
 
 def length(keys: Keys) -> Says:
     """State `max_steps`, or else `num_train_epochs`."""
-    steps = keys.integer("max_steps")
     epochs = keys.number("num_train_epochs")
-    if steps is not None and steps > 0:
-        yield keys.say("max_steps", {"train.steps": steps})
-        yield keys.same("num_train_epochs", note="max_steps sets the length of the run")
+    if (yield from training.say_steps(keys, "max_steps", "", "num_train_epochs")):
         return
     yield keys.same("max_steps", note="not above zero: the epochs set the length of the run")
     if epochs is None or epochs <= 0:
