@@ -52,8 +52,8 @@ ABOUT_FITS = """\
 A cell is a lower bound in GiB on each JAX device: weights, trained state, and the minimum for the backward
 pass. It is computed from shapes, without compiling, for rows of 2,048 tokens, one on each device,
 `remat: {policy: decoder}`, splash attention, all devices on fsdp, AdamW, LoRA of rank 32 on all seven
-projections, and QLoRA in nf4. The compiler allocates more, often by some GiB: if a bound is close to the
-device's memory, run `recipe plan`. A dash means that the bound is more than the device has.
+projections, and QLoRA in nf4. The compiler allocates more, often by some GiB. A dash means that the bound is
+more than the device has.
 """
 
 
@@ -314,10 +314,8 @@ def cards(programs: Mapping[str, Program], known: Mapping[str, Mapping[str, Resu
 
 
 ABOUT_CARDS = """\
-The recipes with a record, by what was verified. `recipe card RECIPE` and the README.md of its artifact have
-the results, the dates and the versions. The records are `recipes/estimates.json`, `recipes/rehearsed.json`
-(made by `python -m scripts.recipes rehearse`) and the proofs in `docs/models.json`. A test may cover a recipe
-without a record: `make nightly` rehearses each of them.
+The number of recipes with a record. `recipe card RECIPE` and the README.md of its artifact have the results,
+the dates and the versions. A test may cover a recipe without a record: `make nightly` rehearses each of them.
 """
 
 

@@ -173,8 +173,8 @@ def _origins(cost: Cost) -> Iterator[list[str]]:
     )
     for name, own, theirs, form in other:
         if name in cost.sources:
-            beside = [] if theirs is None else [f"{cost.baseline}: {form.format(theirs)}"]
-            yield [name, own, *beside, cost.sources[name]]
+            compared = [] if theirs is None else [f"{cost.baseline}: {form.format(theirs)}"]
+            yield [name, own, *compared, cost.sources[name]]
 
 
 def _required_prices(program: Program) -> tuple[MachinePrice, MachinePrice | None]:

@@ -16,7 +16,7 @@ from recipec.compiler.report.sweep import Sweep, percentiles, plots, read_sweep
 from recipec.compiler.wording import plural
 
 RECORD, SUMMARY = "merge.json", "summary.json"
-BESIDE = ((), ("results", "bench"), ("results", "eval"), ("results",))
+RESULT_FOLDERS = ((), ("results", "bench"), ("results", "eval"), ("results",))
 """Folders in which an artifact's scripts leave results, below its own folder or --output."""
 
 
@@ -39,8 +39,8 @@ def outcome_section(run: ReportedRun, results: Sequence[str]) -> Section:
     Raises:
         ArtifactError: when a given path is none of these.
     """
-    beside = run.folder.below("..")
-    blocks = [block for entry in run.merges for block in merged(entry, beside)]
+    parent = run.folder.below("..")
+    blocks = [block for entry in run.merges for block in merged(entry, parent)]
     merged_folders = {str(entry.get("folder")) for entry in run.merges}
     sweeps: list[Sweep] = []
     files = [name for name in results if "://" not in name and Path(name).is_file()]
@@ -92,22 +92,22 @@ def _beside(run: ReportedRun) -> list[Folder]:
         if "://" not in directory and not Path(directory).is_absolute():
             depth = len(Path(directory).parts)
             roots.append(run.folder.below(*[".."] * depth))
-    folders = [root.below(*parts) for root in roots for parts in BESIDE]
+    folders = [root.below(*parts) for root in roots for parts in RESULT_FOLDERS]
     folders += [root.below(output) for root in roots for output in outputs if not Path(output).is_absolute()]
     unique = {folder.path: folder for folder in folders if folder.exists()}
     return list(unique.values())
 
 
-def merged(entry: Mapping[str, Any], beside: Folder) -> Blocks:
+def merged(entry: Mapping[str, Any], parent: Folder) -> Blocks:
     """Return the blocks for an entry of merges.json.
 
     Args:
-        beside: the folder next to the run, as the user named it; paths inside it are shown under this name.
+        parent: the folder that the run is in, as the user named it; paths inside it are shown under this name.
     """
 
     def named(folder: Any) -> str:
         path = str(folder)
-        return beside.name + path[len(beside.path) :] if path.startswith(f"{beside.path}/") else path
+        return parent.name + path[len(parent.path) :] if path.startswith(f"{parent.path}/") else path
 
     facts = [
         ("step", number(entry.get("step"))),
