@@ -102,7 +102,7 @@ def merged(entry: Mapping[str, Any], parent: Folder) -> Blocks:
     """Return the blocks for an entry of merges.json.
 
     Args:
-        parent: the folder that the run is in, as the user named it; paths inside it are shown under this name.
+        parent: the folder that the run is in, as the user named it; paths inside it get this name.
     """
 
     def named(folder: Any) -> str:
