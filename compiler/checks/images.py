@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import listing
+from recipec.runtime.model.adapters import PROJECTOR
 from recipec.runtime.model.families.towers import READERS
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
@@ -60,10 +61,10 @@ E0484 = Code(
 
 E0485 = Code(
     "E0485",
-    "vision tower that is not trained",
-    cause="`lora.vision` trains adapters in the vision tower and in its projector. This version keeps both "
-    "frozen.",
-    cure="Remove the key. The adapters of the language model are trained.",
+    "vision tower trained without pictures",
+    cause="`lora.vision` trains adapters in the vision tower and its projector, and `projector` in "
+    "`lora.modules_to_save` all of the projector. Both are in the trained model only with `data.images`.",
+    cure="Add `data.images`, or remove the key.",
 )
 
 
@@ -105,13 +106,16 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _tower(facts: Facts) -> Iterator[Diagnostic]:
-    """Refuse what would train the tower or its projector."""
+    """Refuse to train the tower or its projector without pictures."""
     lora = facts.recipe.lora
-    if lora is None:
+    if lora is None or facts.recipe.data.images is not None:
         return
-    if lora.vision:
-        message = "lora.vision: this version trains no adapters in a vision tower, which stays frozen"
-        yield Diagnostic(E0485, message, "lora.vision", "remove the line", at_key=True)
+    trained = {"lora.vision": lora.vision}
+    saved = enumerate(lora.modules_to_save)
+    trained |= {f"lora.modules_to_save[{i}]": name == PROJECTOR for i, name in saved}
+    for key in (key for key, trains in trained.items() if trains):
+        message = "without pictures, the model is trained without its vision tower and projector"
+        yield Diagnostic(E0485, message, key, "data: {images: {}}; or remove it")
 
 
 def _settings(facts: Facts) -> Iterator[Diagnostic]:

@@ -12,6 +12,7 @@ from recipec.compiler.wording import anywhere, in_layers, listing, plural, range
 from recipec.runtime.model.adapters import (
     EMBEDDING,
     NOT_A_PATTERN,
+    PROJECTOR,
     Adapter,
     by_pattern,
     matches,
@@ -116,14 +117,16 @@ def _target(facts: Facts, section: Lora, target: str, path: str) -> Iterator[Dia
             return
     if facts.model is None or facts.layers is None:
         return
-    everywhere = {site.layer for site in facts.hits[target]}
-    if not everywhere:
+    everywhere = {site.layer for site in facts.hits[target] if site.layer is not None}
+    if not facts.hits[target]:
         yield Diagnostic(
             E0302,
             f"the target `{target}` matches no projection of {facts.model.title}",
             path,
-            _nearest(facts, target),
+            _in_tower(facts, target) or _nearest(facts, target),
         )
+        return
+    if any(site.of_tower for site in facts.hits[target]):
         return
     chosen = everywhere & set(facts.layers)
     missing = sorted(set(facts.layers) - everywhere)
@@ -210,9 +213,9 @@ def _nothing_adapted(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     layers = facts.layers
     if facts.model is None or layers is None:
         return
-    hits = [[site.layer for site in facts.hits[target]] for target in section.targets]
-    if all(hits) and not any(layer in layers for matched in hits for layer in matched):
-        everywhere = sorted({layer for matched in hits for layer in matched})
+    hits = [facts.hits[target] for target in section.targets]
+    if all(hits) and not any(facts.within(site) for matched in hits for site in matched):
+        everywhere = sorted({site.layer for matched in hits for site in matched if site.layer is not None})
         yield Diagnostic(
             E0305,
             f"nothing would be trained: {facts.model.title} has the targets in "
@@ -432,8 +435,7 @@ W0312 = Code(
 def _adapted_modules(facts: Facts) -> list[str]:
     """Return the projections that get an adapter."""
     named = {site.name for sites in facts.hits.values() for site in sites}
-    sites = (site for site in facts.lora_targets if site.layer in (facts.layers or ()))
-    return [site.name for site in sites if site.name in named]
+    return [site.name for site in facts.lora_targets if facts.within(site) and site.name in named]
 
 
 def _sharing(facts: Facts) -> list[tuple[str, str]]:
@@ -645,6 +647,12 @@ def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         ),
         (unstored, "weights that are not stored in nf4", "model.quantization", "quantization: nf4"),
         (
+            section.init == "loftq" and section.vision,
+            "lora.vision: the tower's weights are not quantized",
+            "lora.vision",
+            "vision: false",
+        ),
+        (
             section.start_from,
             "start_from, whose adapter has its own values",
             "lora.start_from",
@@ -713,6 +721,8 @@ def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             facts.defaults, replace(facts.lora, modules_to_save=(name,), trainable_tokens=())
         )
         path = f"lora.modules_to_save[{index}]"
+        if name == PROJECTOR:
+            continue  # images.py checks that there is one
         if not all(parameter in others for parameter in modules):
             message = f"`{name}` names projections of {title}, which get adapters instead"
             yield Diagnostic(E0322, message, path, f"targets: {flow([*section.targets, name])}")
@@ -788,7 +798,16 @@ def _rows(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
 
 def _adapted(facts: Facts, section: Lora, site: LoraTarget) -> bool:
     """Return whether any target of the section matches a weight in one of its layers."""
-    return site.layer in (facts.layers or ()) and any(meant(target, site) for target in section.targets)
+    return facts.within(site) and any(meant(target, site) for target in section.targets)
+
+
+def _in_tower(facts: Facts, target: str) -> str:
+    """Return the help for a target that only the vision tower has, "" for another."""
+    tower = None if facts.model is None else facts.model.tower
+    seen = tower is not None and facts.recipe.data.images is not None
+    if tower is None or not seen or not any(meant(target, site) for site in tower.targets()):
+        return ""
+    return "vision: true in lora, since only the vision tower has it"
 
 
 def _nearest(facts: Facts, target: str) -> str:

@@ -347,10 +347,11 @@ def _not_served(facts: Facts) -> list[str]:
     if lora is None or recipe.serve is None:
         return []
     grown = recipe.model.vocab_size if recipe.serve.model in (None, recipe.model.id) else None
-    sites = (target for target in facts.lora_targets if target.words and target.layer in (facts.layers or ()))
+    sites = (target for target in facts.lora_targets if target.words and facts.within(target))
     adapted = [site.words[0] for site in sites if any(meant(t, site) for t in lora.targets)]
     others = {
         "the modules of modules_to_save": lora.modules_to_save,
+        "the vision tower's adapters of lora.vision": lora.vision,
         "the rows of trainable_tokens": lora.trainable_tokens,
         "the magnitudes of kind: dora": lora.kind == "dora",
         "the rows that model.vocab_size adds to the embedding": grown,

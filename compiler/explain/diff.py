@@ -140,7 +140,10 @@ def _lora(a: Program, b: Program) -> Iterator[str]:
         factor = b.trainable_parameters / a.trainable_parameters
         yield f"trained parameters {a.trainable_parameters:,} -> {b.trainable_parameters:,} ({factor:.3g}x)"
     yield from _changed("the adapters'", scales(a), scales(b))
-    before, after = _projections(a), _projections(b)
+    before, after = (_projections(program) for program in (a, b))
+    towers = [{adapter.name for adapter in program.tower_adapters} for program in (a, b)]
+    if towers[0] != towers[1]:
+        yield f"adapters in the vision tower and its projector: {len(towers[0]):,} -> {len(towers[1]):,}"
     for name in dict.fromkeys([*before, *after]):
         gained = sorted(set(after.get(name, ())) - set(before.get(name, ())))
         lost = sorted(set(before.get(name, ())) - set(after.get(name, ())))
@@ -169,7 +172,8 @@ def _projections(program: Program) -> dict[str, list[int]]:
     """Return the layers in which each projection has an adapter."""
     out: dict[str, list[int]] = {}
     for adapter in program.adapters:
-        out.setdefault(adapter.name.rpartition(".")[2], []).append(adapter.target.layer)
+        if (layer := adapter.target.layer) is not None:
+            out.setdefault(adapter.name.rpartition(".")[2], []).append(layer)
     return out
 
 

@@ -17,6 +17,7 @@ from recipec.compiler.catalog.added import LOCK
 from recipec.compiler.explain import reinforcement
 from recipec.compiler.explain.loss import additions, objective, rounding
 from recipec.compiler.lowering.assumed_pictures import row_patches
+from recipec.compiler.lowering.facts import short_name
 from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.run_length import held_out, run_length, warmup_steps
 from recipec.compiler.lowering.runtime_settings import SETTINGS
@@ -242,8 +243,11 @@ def _tower(program: Program) -> list[str]:
     parts = "a projector" if layers is None else f"a vision tower of {layers.count} layers and its projector"
     tokens = training_step.rows(program) * program.recipe.data.max_length
     share = training_step.tower_flops(program) / training_step.model_flops(program, tokens)
+    frozen = "which are frozen"
+    if (count := len(program.tower_adapters)) > 0:
+        frozen = f"of which {plural(count, 'linear layer')} have adapters"
     return [
-        f"{size:,} of the base parameters ({quantity(size)}) are {parts} for pictures, and are never trained",
+        f"{size:,} of the base parameters ({quantity(size)}) are {parts} for pictures, {frozen}",
         f"with room for {patches:,} patches a row, they take {share:.0%} of a step's FLOPs (an estimate)",
     ]
 
@@ -397,7 +401,7 @@ def _adapters(program: Program) -> list[Sequence[Block]]:
             [
                 name,
                 leaf,
-                _layers(program, [adapter.target.layer for adapter in members]),
+                _layers(program, [layer for a in members if (layer := a.target.layer) is not None]),
                 f"{_shape(a_shape)} x {_shape(b_shape)}{shared}",
                 f"{count:,}",
             ]
@@ -418,7 +422,7 @@ def _target_name(adapter: Adapter) -> str:
     """Return a recipe's name for a projection."""
     target, last = adapter.target, adapter.name.rpartition(".")[2]
     if not target.words:
-        return last
+        return short_name(target)
     return f"{target.words[0]}.{last}" if target.experts else target.words[0]
 
 

@@ -175,8 +175,16 @@ class Facts:
 
     @cached_property
     def lora_targets(self) -> tuple[LoraTarget, ...]:
-        """The weights that can carry LoRA; () without a model."""
-        return sites(self.model.family, self.model.architecture) if self.model else ()
+        """The weights that can carry LoRA, with `lora.vision` those of the tower too; () without a model."""
+        if self.model is None:
+            return ()
+        vision = self.recipe.lora is not None and self.recipe.lora.vision
+        every = sites(self.model.family, self.model.architecture)
+        return tuple(site for site in every if vision or not site.of_tower)
+
+    def within(self, site: LoraTarget) -> bool:
+        """Return whether a weight is in the layers that `lora.layers` names, or in the vision tower."""
+        return site.of_tower or site.layer in (self.layers or ())
 
     @cached_property
     def ruled(self) -> tuple[Parameter, ...]:
@@ -215,14 +223,23 @@ def gather(recipe: Recipe, source: Path) -> tuple[Facts, list[Diagnostic]]:
 
 
 def _targets(recipe: Recipe, model: catalog.Model | None) -> Recipe:
-    """Fill in every projection of the model as `lora.targets` where the recipe names none."""
+    """Fill in every projection of the model as `lora.targets` where the recipe names none; with `lora.vision`
+    also those of its tower."""
     if recipe.lora is None or model is None or "targets" in recipe.lora.model_fields_set:
         return recipe
     sites = model.family.lora_targets(model.architecture)
-    names = list(dict.fromkeys(site.projection.rpartition(".")[2] for site in sites))
+    if recipe.lora.vision and recipe.data.images is not None and model.tower is not None:
+        sites = [*sites, *model.tower.targets()]
+    names = list(dict.fromkeys(map(short_name, sites)))
     usual = [name for name in recipe.lora.targets if name in names]
     targets = [*usual, *(name for name in names if name not in usual)]
     return recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"targets": targets})})
+
+
+def short_name(site: LoraTarget) -> str:
+    """Return the end of a projection's name, by which a recipe names it: "q_proj", or "mlp.0" in a list."""
+    *_, holder, name = site.projection.removesuffix(site.inner).split(".")
+    return f"{holder}.{name}" if name.isdigit() else name
 
 
 AUTO = "auto"

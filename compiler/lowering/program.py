@@ -12,6 +12,7 @@ from recipec.compiler.lowering.hardware import Accelerator
 from recipec.runtime.model.adapters import TOKEN_ROWS, Adapter, LoraSettings
 from recipec.runtime.model.families import Architecture, Family
 from recipec.runtime.model.families.family import Parameter, Spec
+from recipec.runtime.model.families.vision import PATH
 from recipec.runtime.model.reach import Reach, reach
 from recipec.runtime.model.selection import trained_whole
 
@@ -114,7 +115,24 @@ class Program:
         return sum(
             trained_size(adapter) * (used / experts if adapter.target.experts else 1)
             for adapter in self.adapters
+            if not adapter.target.of_tower
         )
+
+    @property
+    def tower_adapters(self) -> tuple[Adapter, ...]:
+        """The adapters of the vision tower and its projector, () if they are frozen."""
+        return tuple(adapter for adapter in self.adapters if adapter.target.of_tower)
+
+    @property
+    def trains_projector(self) -> bool:
+        """Whether anything of the vision tower or its projector is trained."""
+        return bool(self.tower_adapters) or any(p.path.startswith(f"{PATH}.") for p in self.whole)
+
+    @property
+    def trains_tower(self) -> bool:
+        """Whether layers of the vision tower have adapters, so that a backward pass goes through them."""
+        start = f"{PATH}.layers."
+        return any(adapter.target.weight.startswith(start) for adapter in self.tower_adapters)
 
     @property
     def usd_per_hour(self) -> float | None:

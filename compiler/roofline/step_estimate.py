@@ -132,6 +132,7 @@ def need(program: Program) -> Need:
     if accelerator.platform == "cpu":
         return Need(state, state, state, state)
     work = max(sum(temporaries(program).values()), tower_bytes(program)) + picture_bytes(program)
+    work += tower_kept(program)
     total = state + work + code(program)
     available = accelerator.hbm_bytes_per_device
     least = max(state, total - EXCESS * available)
@@ -417,6 +418,20 @@ def tower_bytes(program: Program) -> float:
     features = 6.0 * layers.hidden_size + 2.0 * layers.intermediate_size / axes.get("tp", 1)
     matrices = sum(float(math.prod(parameter.shape)) for parameter in layers.parameters(0, ""))
     return size * (on_device * features + 2.0 * matrices) + 2.0 * TOWER_SCORES
+
+
+def tower_kept(program: Program) -> float:
+    """Return the bytes on one device that a trained vision tower keeps for its backward pass; 0 for a frozen
+    one. Unless nothing is recomputed, they are the inputs of its layers."""
+    vision, patches = program.architecture.vision, row_patches(program)
+    if vision is None or not patches or vision.layers is None or not program.trains_tower:
+        return 0.0
+    layers, size = vision.layers, BYTES[program.recipe.model.dtype]
+    numbers = float(layers.hidden_size)
+    if program.recipe.remat.policy == "none":
+        heads = (2 * layers.num_heads + 2 * layers.num_kv_heads) * layers.head_dim
+        numbers = 4.0 * layers.hidden_size + heads + 3.0 * layers.intermediate_size
+    return size * rows(program) * patches / program.data_parallel * layers.count * numbers
 
 
 def _ahead(program: Program, activations: dict[str, float], held: Weights) -> dict[str, float]:

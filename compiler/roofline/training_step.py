@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from recipec.compiler.lowering.assumed_pictures import row_patches
-from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.program import Program, trained_size
 from recipec.compiler.lowering.runtime_settings import attention_block
 from recipec.compiler.lowering.sizes import BYTES, beside_bytes
 from recipec.compiler.wording import split_layer
@@ -165,7 +165,9 @@ def _used_share(program: Program, path: str) -> float:
 def first_trained(program: Program) -> int:
     """Return the index of the first layer that is trained, where the backward pass ends."""
     if program.lora is not None:
-        return min((adapter.target.layer for adapter in program.adapters), default=0)
+        if program.trains_projector:
+            return 0
+        return min((adapter.target.layer or 0 for adapter in program.adapters), default=0)
     places = (split_layer(parameter.path) for parameter in program.parameters if parameter.trainable)
     last = program.architecture.num_layers
     return min((last if path.startswith(AFTER) else number or 0 for path, number in places), default=0)
@@ -272,8 +274,9 @@ def model_flops(program: Program, tokens: float) -> float:
 
 
 def tower_flops(program: Program) -> float:
-    """Return the FLOPs of a micro-batch's pictures in the vision tower, which has a forward pass alone; 0
-    without pictures.
+    """Return the FLOPs of a micro-batch's pictures in the vision tower, 0 without pictures.
+
+    A frozen tower has a forward pass alone.
 
     Each patch is multiplied with all matrices of the tower. It sees the patches of its picture, or of its row
     where pictures differ in size.
@@ -287,7 +290,11 @@ def tower_flops(program: Program) -> float:
     seen = vision.patches or patches
     layers = vision.layers
     attended = 0.0 if layers is None else 2.0 * layers.count * layers.num_heads * layers.head_dim * seen
-    return FORWARD * rows(program) * patches * (matrices + attended)
+    flops = FORWARD * (matrices + attended)
+    if program.trains_tower:
+        flops += BACKWARD * matrices + 2 * FORWARD * attended
+    flops += 6.0 * sum(map(trained_size, program.tower_adapters))
+    return rows(program) * patches * flops
 
 
 def teacher_flops(program: Program, length: int) -> float:

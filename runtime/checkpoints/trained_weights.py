@@ -23,6 +23,7 @@ from ..data.tokenizer import numbered
 from ..errors import Spoiled, UserError
 from ..model.adapters import (
     EMBEDDING,
+    PROJECTOR,
     TOKEN_ROWS,
     Adapter,
     ExpertAdapter,
@@ -257,6 +258,27 @@ def embedding_of(base: HFCheckpoint) -> Source:
 def hugging_face(array: np.ndarray, source: Source) -> np.ndarray:
     """Convert a tensor from the model's layout to Hugging Face's: the inverse of `source`'s conversion."""
     return array.transpose(np.argsort(source.transpose)).reshape(source.shape)
+
+
+def with_trained_tower(directory: str | Path, base: HFCheckpoint) -> HFCheckpoint:
+    """Return a run's base, with its vision tower if the run trained any of it.
+
+    Args:
+        directory: of the run's checkpoints: local, or gs://.
+
+    Raises:
+        UserError: when the record is missing or damaged, or the base has no tower.
+    """
+    directory = absolute(directory)
+    with reached(directory):
+        lora = read_record(directory)["recipe"].get("lora")
+    return base.seeing() if trains_tower(lora) else base
+
+
+def trains_tower(lora: Any) -> bool:
+    """Return whether a recorded `lora` section trains any of the vision tower or its projector."""
+    saved = lora.get("modules_to_save") if isinstance(lora, dict) else None
+    return isinstance(lora, dict) and (lora.get("vision") is True or PROJECTOR in (saved or ()))
 
 
 def load_trained(directory: str | Path, which: str, base: HFCheckpoint) -> TrainedAdapters | TrainedWeights:

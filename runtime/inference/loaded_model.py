@@ -21,6 +21,7 @@ from ..checkpoints.record import LOCK
 from ..data.reasoning import VARIABLES
 from ..data.stops import GENERATION, ends_of, parsed
 from ..errors import UserError, first_line
+from ..model.families.towers import is_of_tower
 from ..model.loading import Built, build, replace_adapters
 from ..model.sampling import GREEDY, Sampling
 from ..model.sharding import start_mesh, tpu_devices
@@ -154,6 +155,8 @@ def load_model(
     lora, arrays = None, dict[str, np.ndarray]()
     if adapted:
         adapter = open_adapter(folder)
+        if any(map(is_of_tower, (*adapter.tensors, *adapter.whole))):
+            checkpoint = checkpoint.seeing()
         lora = settings_of(adapter, checkpoint)
         arrays = arrays_of(fitting(adapter, checkpoint, lora), checkpoint, lora)
     with Progress("loading the model", None) as progress:

@@ -16,7 +16,7 @@ from typing import Any
 from ..addresses import check_uploads, is_address, read_by_orbax
 from ..build_check import demand_whole
 from ..checkpoints.saved_steps import LATEST, step_losses
-from ..checkpoints.trained_weights import TrainedAdapters, load_trained
+from ..checkpoints.trained_weights import TrainedAdapters, load_trained, with_trained_tower
 from ..errors import UserError, guarded, say
 from ..interrupts import Interrupted, Interrupts
 from ..metrics import run_facts
@@ -203,7 +203,7 @@ def _job(
     settings: MergeSettings,
     adapter: bool,
 ) -> MergeJob:
-    base = open_base(model, arguments.model)
+    base = with_trained_tower(directory, open_base(model, arguments.model))
     base.verify()
     trained = load_trained(directory, arguments.step, base)
     if adapter and not isinstance(trained, TrainedAdapters):

@@ -116,6 +116,8 @@ def verify_merge(
         print(f"verified: {files} files and {sampled.trained + sampled.kept:,} tensors, not logits")
         return 0
     merged = HFCheckpoint.open(folder)
+    if base.architecture.vision is not None:
+        merged = merged.seeing()
     merged.verify()
     differences = compare(base, trained, merged, model, dtype, mesh)
     tolerances = {

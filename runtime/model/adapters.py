@@ -31,6 +31,7 @@ from .families.family import (
     arrays,
     sites,
 )
+from .families.vision import PROJECTING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 Value = TypeVar("Value", int, float)
 Matrices = tuple["np.ndarray", ...]
 """A and B of a projection and, with DoRA, its magnitudes."""
+PROJECTOR = "projector"
+"""In lora.modules_to_save: all that makes the language model's features of a vision tower's."""
 PARTS = ("A", "B", "magnitude")
 """The suffixes after "lora_" in the names of a projection's arrays."""
 
@@ -236,6 +239,13 @@ class ExpertAdapter(Adapter):
             yield source, low, high
 
 
+def within(site: LoraTarget, lora: LoraSettings) -> bool:
+    """Return whether a weight is in the layers that `lora.layers` names, or in the tower of `lora.vision`."""
+    if site.layer is None:
+        return lora.vision
+    return lora.layers is None or site.layer in lora.layers
+
+
 def meant(target: str, site: LoraTarget) -> bool:
     """Return whether a recipe's target matches a weight.
 
@@ -246,7 +256,8 @@ def meant(target: str, site: LoraTarget) -> bool:
         return True
     if site.words and not any(word in target for word in site.words):
         return False
-    return matches(target, site.name)
+    name = site.name
+    return matches(target, name) or (bool(site.inner) and matches(target, name.removesuffix(site.inner)))
 
 
 @functools.lru_cache(maxsize=2**16)
@@ -309,8 +320,9 @@ def build_adapters(
     """
     parameters = {p.path: p for p in arrays(family, architecture)}
     out: list[Adapter] = []
+    whole = PROJECTOR in lora.modules_to_save
     for target in sites(family, architecture):
-        if lora.layers is not None and target.layer not in lora.layers:
+        if not within(target, lora) or (whole and target.weight.startswith(PROJECTING)):
             continue
         if not any(meant(name, target) for name in lora.targets):
             continue

@@ -38,7 +38,7 @@ from .noise import with_noise
 from .remat import OF_LAYERS
 from .rope import rotate, sin_cos
 from .sharding import constrain
-from .vision import tower
+from .vision import Tower, is_trained
 
 Turn = tuple[jax.Array, jax.Array]
 """Sines and cosines of a batch's positions."""
@@ -326,7 +326,7 @@ class Decoder(nnx.Module):
             bias = int("head" in a.biases)
             self.lm_head = Einsum("BTD,DV->BTV", (a.hidden_size, a.vocab_size), dtype, bias=bias)
         if a.vision is not None:
-            self.vision = tower(config)
+            self.vision = Tower(config)
 
     def __call__(self, tokens: jax.Array, batch: Batch, images: Images | None = None) -> jax.Array:
         """Return [B, T, D], the hidden states after the final norm, of which forward.Head makes logits.
@@ -367,13 +367,15 @@ class Decoder(nnx.Module):
         """Return embeddings [B, T, D], with features of pictures in the places of their tokens; and what is
         added to the outputs of the first layers, [B, T, D] each.
 
-        The tower is not trained, so that no gradient of it is computed, and nothing of it is kept.
+        Of a frozen tower no gradient is computed, and nothing is kept.
         """
         features = self.vision(images.patches, images.patch_images, images.patch_positions)
+        if not is_trained(self.vision):
+            features = jax.lax.stop_gradient(features)
         index = images.image_features[..., None]
         first, *further = (
             jnp.take_along_axis(feature, jnp.maximum(index, 0), axis=1)
-            for feature in jax.lax.stop_gradient(features).astype(x.dtype)
+            for feature in features.astype(x.dtype)
         )
         placed = constrain(jnp.where(index >= 0, first, x), STREAM)
         return placed, [constrain(jnp.where(index >= 0, feature, 0), STREAM) for feature in further]

@@ -119,8 +119,9 @@ def abstract_model(
             raise UserError(
                 str(error), "the targets were checked when the recipe was built: build it again"
             ) from None
-        rounded = settings.qat is not None
-        product = rounded_product(adapter.target for adapter in adapters) if rounded else product_of(settings)
+        product = product_of(settings)
+        if settings.qat is not None:
+            product = rounded_product(a.target for a in adapters if not a.target.of_tower)
         model, provider = attach(model, adapters, lora, product)
     elif settings.qat is not None:
         product = rounded_product(family.lora_targets(architecture))

@@ -239,13 +239,15 @@ def dropped(x: jax.Array, salts: jax.Array, projection: str, rate: float) -> jax
     """Apply dropout to a projection's input: set some elements to zero, and scale the others up.
 
     Args:
-        x: [B, ...].
+        x: [B, ...], or [B * N, ...] for the N pictures of each row.
         salts: uint32[B], from `row_salts`.
         projection: its Hugging Face name, "layers.0.self_attn.q_proj".
         rate: probability that an element is dropped.
     """
-    kept = keep_mask(salts ^ jnp.uint32(path_hash(projection)), x.shape, rate)
-    return jnp.where(kept, x / (1.0 - rate), 0.0)
+    by_row = (len(salts), -1, *x.shape[1:]) if len(salts) != len(x) else x.shape
+    rows = x.reshape(by_row)
+    kept = keep_mask(salts ^ jnp.uint32(path_hash(projection)), rows.shape, rate)
+    return jnp.where(kept, rows / (1.0 - rate), 0.0).reshape(x.shape)
 
 
 def keep_mask(salts: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:

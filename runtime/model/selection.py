@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .adapters import EMBEDDING, TOKEN_ROWS, LoraSettings, matches
+from .adapters import EMBEDDING, PROJECTOR, TOKEN_ROWS, LoraSettings, matches
 from .families.family import Parameter, Source
+from .families.vision import PROJECTING
 
 
 def trained_whole(parameters: Sequence[Parameter], lora: LoraSettings | None) -> tuple[Parameter, ...]:
@@ -16,8 +17,11 @@ def trained_whole(parameters: Sequence[Parameter], lora: LoraSettings | None) ->
     whole = tuple(
         parameter
         for parameter in (parameters if names else ())
-        if parameter.trainable
-        and any(matches(name, source.module) for name in names for source in parameter.sources)
+        if (PROJECTOR in names and parameter.path.startswith(PROJECTING))
+        or (
+            parameter.trainable
+            and any(matches(name, source.module) for name in names for source in parameter.sources)
+        )
     )
     embedding = next((parameter for parameter in parameters if parameter.path == EMBEDDING), None)
     if (

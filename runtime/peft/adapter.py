@@ -19,6 +19,7 @@ from ..addresses import is_address
 from ..errors import UserError
 from ..model.adapters import means
 from ..model.families.family import LAYERS, PREFIXES
+from ..model.families.towers import HOLDER, is_of_tower
 from ..weights.files import Files, json_object
 from ..weights.headers import Tensor, files_of, numpy_type, read_header
 from .peft_names import ADAPTER_CONFIG, WEIGHTS, WRAPPER
@@ -215,6 +216,8 @@ _LORA = re.compile(
     r"(?P<module>.+)\.lora_((?P<which>[AB])(?:\.[^.]+)?\.weight|(?P<length>magnitude_vector)(?:\..+)?)"
 )
 _WHOLE = re.compile(r"\.modules_to_save(\.default)?\.")
+OLDER = "vision_tower.vision_model.", "vision_tower."
+"""How transformers named a tower's modules before version 5, and how it names them now."""
 ROWS = ".token_adapter.trainable_tokens_delta"
 LAYER = re.compile(rf"{LAYERS}\.(\d{{1,9}})\..+")
 _ELSE: Mapping[str, tuple[str, str]] = {
@@ -305,9 +308,9 @@ def open_adapter(address: Path | str) -> PeftAdapter:
         module = _decoder_module(full)
         if module is None:
             raise UserError(
-                f"{path}: {full} carries an adapter, but is not part of a decoder layer",
-                "train.py trains only the text decoder's projections; train an adapter whose target_modules "
-                "are those, or " + MERGE,
+                f"{path}: {full} carries an adapter, but is not part of a decoder layer or a vision tower",
+                "train.py trains only their projections; train an adapter whose target_modules are those, or "
+                + MERGE,
             )
         if full_names.setdefault(module, full) != full or which in pairs.setdefault(module, {}):
             raise UserError(f"{path}: {module} has more than one {which}", "save a single adapter")
@@ -341,7 +344,8 @@ def _saved(name: str, config: PeftConfig) -> str | None:
     module = path.rpartition(".")[0]
     ends = (*config.saved, *(f".{embedding}" for embedding in EMBEDDINGS)) if config.saved else ()
     rows = bool(config.tokens) and name.endswith(ROWS)
-    if not name.startswith(WRAPPER) or not (rows or any(f".{module}".endswith(end) for end in ends)):
+    saved = any(f".{module}".endswith(end) or f".{end}." in f".{module}." for end in ends)
+    if not name.startswith(WRAPPER) or not (rows or saved):
         return None
     prefix = next((prefix for prefix in (*PREFIXES, "language_model.") if path.startswith(prefix)), "")
     return path.removeprefix(prefix)
@@ -360,7 +364,11 @@ def _parse_name(name: str, path: str) -> tuple[str, str]:
 
 
 def _decoder_module(full: str) -> str | None:
-    """Return a module's name within the decoder, None if it is elsewhere."""
+    """Return a module's name within the decoder, or that of a vision tower's within the model; None if it is
+    elsewhere."""
+    held = full.removeprefix(HOLDER).replace(*OLDER)
+    if is_of_tower(held):
+        return held
     for prefix in PREFIXES:
         rest = full.removeprefix(prefix)
         if full.startswith(prefix) and LAYER.fullmatch(rest):

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..checkpoints.trained_weights import Delta
 from ..model.adapters import LoraSettings, Value, compiled, means
+from ..model.families.towers import HOLDER, is_of_tower
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.safetensors_files import Writable, write_arrays
@@ -23,6 +24,7 @@ from .peft_names import (
     plain,
     select_parameters,
     tied_embedding,
+    tower_names,
     whole_sources,
     wrapped_parameters,
 )
@@ -42,7 +44,7 @@ def _adapter_arrays(
     Args:
         deltas: by module name without prefix ("layers.0.self_attn.q_proj").
     """
-    prefix, wrapped = module_prefix(base), dict[str, str]()
+    wrapped = dict[str, str]()
     if has_parameters(base):
         wrapped = wrapped_parameters(base, deltas)
     copies = {
@@ -51,7 +53,7 @@ def _adapter_arrays(
         if same_scale(settings, keys, values)
     }
     return [
-        (f"{WRAPPER}{prefix}{wrapped.get(name, name)}.lora_{which}", matrix)
+        (f"{WRAPPER}{full_name(base, wrapped.get(name, name))}.lora_{which}", matrix)
         for name, delta in {**deltas, **copies}.items()
         for which, matrix in zip(KINDS, (delta.a, delta.b, delta.magnitude), strict=True)
         if matrix is not None
@@ -87,6 +89,8 @@ def write_weights(
 
 def _transformers_name(base: HFCheckpoint, name: str) -> str:
     """Return the name of a checkpoint's tensor in transformers' model."""
+    if name in (tower := tower_names(base)):
+        return tower[name]
     return module_prefix(base) + name.removeprefix(base.prefix) if name.startswith(base.prefix) else name
 
 
@@ -103,10 +107,11 @@ def adapter_config(
     if has_parameters(base):
         known = parameter_names(base)
     modules = list(modules)
-    alphas = {prefix + known.get(name, name): plain(settings.alpha_of(name)) for name in modules}
-    ranks = {prefix + known.get(name, name): settings.rank_of(name) for name in modules}
+    names = {name: full_name(base, known.get(name, name)) for name in modules}
+    alphas = {names[name]: plain(settings.alpha_of(name)) for name in modules}
+    ranks = {names[name]: settings.rank_of(name) for name in modules}
     parameters = [known[name] for name in modules if name in known]
-    linear = {prefix + name for name in modules if name not in known}
+    linear = {names[name] for name in modules if name not in known}
     targets, layers = select_modules(linear, _module_names(base), prefix)
     alpha_pattern = {key: plain(value) for key, value in settings.alpha_pattern.items()}
     return {
@@ -144,8 +149,12 @@ def _saved_modules(base: HFCheckpoint, settings: LoraSettings) -> list[str] | No
     A head that is the trained embedding is named too. PEFT ties the two copies, if it knows the embedding by
     its name; otherwise both copies hold the same values.
     """
-    names = {source.full_name(module_prefix(base)) for source in whole_sources(base, settings)}
+    names = {
+        _transformers_name(base, source.full_name(base.prefix)) for source in whole_sources(base, settings)
+    }
     modules = {name.rpartition(".")[0] for name in names}
+    # A module that has parameters of its own is saved with the modules in it.
+    modules = {name for name in modules if not any(name.startswith(f"{other}.") for other in modules)}
     if tied_embedding(base, settings) is not None:
         modules.add(base.family.names.head)
     return sorted(modules) or None
@@ -185,11 +194,19 @@ def module_prefix(base: HFCheckpoint) -> str:
     return base.family.loaded_as.get(base.prefix, base.prefix)
 
 
+def full_name(base: HFCheckpoint, module: str) -> str:
+    """Return the name of an adapted module in transformers' model."""
+    return (HOLDER if is_of_tower(module) else module_prefix(base)) + module
+
+
 def _module_names(base: HFCheckpoint) -> set[str]:
     """Return the names of all modules of transformers' model that the checkpoint's tensors show."""
     out: set[str] = set()
+    tower = tower_names(base)
     for name in base.tensors:
-        if name.startswith(base.prefix):
+        if name in tower:
+            name = tower[name]
+        elif name.startswith(base.prefix):
             name = module_prefix(base) + name.removeprefix(base.prefix)
         parts = name.split(".")
         out.update(".".join(parts[:end]) for end in range(1, len(parts)))
@@ -214,6 +231,27 @@ def select_modules(
     named = {module for module in modules if module.rpartition(".")[2] in names}
     if named == chosen:
         return names, None
+    tower = {name for name in chosen if is_of_tower(name.removeprefix(HOLDER))}
+    text, layers = _select_text(chosen - tower, modules, prefix, (names, named))
+    if not tower:
+        return (names if layers is not None else text), layers
+    regex = "|".join(part for part in (text, _tower_pattern(tower, modules)) if part)
+    if _matched(regex, modules) != chosen:
+        raise AssertionError(f"{regex} does not match the trained modules alone")
+    return regex, None
+
+
+def _select_text(
+    chosen: set[str], modules: set[str], prefix: str, named: tuple[list[str], set[str]]
+) -> tuple[str, list[int] | None]:
+    """Return a regular expression that matches exactly the chosen text modules, "" for none; and the layers
+    in which names alone select them, None if those would select others too.
+
+    Args:
+        named: the names, and all modules that they match.
+    """
+    if not chosen:
+        return "", None
     slots: dict[int, set[str]] = defaultdict(set)
     for name in chosen:
         _, layer, slot = name.removeprefix(prefix).split(".", 2)
@@ -221,13 +259,12 @@ def select_modules(
     (holder,) = {name.removeprefix(prefix).partition(".")[0] for name in chosen}
     pattern = re.compile(rf".*\.{holder}\.(\d+)\.")
     layers = sorted(slots)
-    if {m for m in named if (matched := pattern.match(m)) and int(matched[1]) in slots} == chosen:
-        return names, layers
+    within = {m for m in named[1] if (matched := pattern.match(m)) and int(matched[1]) in slots} == chosen
     every_slot = {slot for group in slots.values() for slot in group}
     start = rf"{re.escape(prefix)}{holder}\."
     regex = rf"{start}\d+\.{_alternatives(every_slot)}"
     if _matched(regex, modules) == chosen:
-        return regex, None
+        return regex, layers if within else None
     groups: dict[frozenset[str], list[str]] = defaultdict(list)
     for number in layers:
         groups[frozenset(slots[number])].append(str(number))
@@ -235,7 +272,18 @@ def select_modules(
     regex = rf"{start}{parts[0] if len(parts) == 1 else '(' + '|'.join(parts) + ')'}"
     if _matched(regex, modules) != chosen:
         raise AssertionError(f"{regex} does not match the trained modules alone")
-    return regex, None
+    return regex, layers if within else None
+
+
+def _tower_pattern(chosen: set[str], modules: set[str]) -> str:
+    """Return a regular expression that matches exactly the chosen modules of a vision tower."""
+    slots: dict[str, set[str]] = defaultdict(set)
+    for name in chosen:
+        numbered = re.fullmatch(r"(.+?\.)\d+\.(.+)", name)
+        start, slot = (re.escape(numbered[1]) + r"\d+\.", numbered[2]) if numbered else ("", name)
+        slots[start].add(slot)
+    regex = "|".join(start + _alternatives(group) for start, group in sorted(slots.items()))
+    return regex if _matched(regex, modules) == chosen else _alternatives(chosen)
 
 
 def _matched(regex: str, modules: set[str]) -> set[str]:

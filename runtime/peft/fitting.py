@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..errors import UserError
-from ..model.adapters import Adapter, LoraSettings, Value, build_adapters, by_pattern
+from ..model.adapters import PROJECTOR, Adapter, LoraSettings, Value, build_adapters, by_pattern
+from ..model.families.towers import is_of_tower
 from ..untrusted import MATCH_SECONDS, TooLong, limit
 from .adapter import AGAIN, LAYER, MERGE, ROWS, WHICH, PeftAdapter, PeftConfig
 from .peft_names import (
@@ -21,6 +22,7 @@ from .peft_names import (
     has_parameters,
     is_tied,
     keys_as_values,
+    own_name,
     plain,
     refuse_rows,
     unwrapped,
@@ -46,8 +48,9 @@ def fitting(adapter: PeftAdapter, base: Known, settings: LoraSettings) -> PeftAd
     _check_settings(adapter, adapters, base, settings)
     _check_shapes(adapter, adapters)
     for source in whole_sources(base, settings, rows=True):
-        if adapter.whole[source.name].shape != source.shape:
-            raise _other_shape(adapter, source.name, adapter.whole[source.name].shape, source.shape)
+        name = own_name(base, source)
+        if adapter.whole[name].shape != source.shape:
+            raise _other_shape(adapter, name, adapter.whole[name].shape, source.shape)
     return adapter
 
 
@@ -71,10 +74,16 @@ def settings_of(adapter: PeftAdapter, base: Known) -> LoraSettings:
         rank_pattern={re.escape(name): rank for name, rank in ranks.items() if rank != config.rank},
         alpha_pattern={re.escape(name): alpha for name, alpha in alphas.items() if alpha != config.alpha},
         targets=tuple(sorted({called.get(name, name) for name in adapter.tensors})),
-        modules_to_save=tuple(sorted(name.removesuffix(".weight") for name in whole)),
+        modules_to_save=tuple(_saved(whole)),
         trainable_tokens=config.tokens,
         kind="dora" if config.dora else "lora",
+        vision=any(map(is_of_tower, adapter.tensors)),
     )
+
+
+def _saved(whole: Iterable[str]) -> list[str]:
+    """Return a recipe's lora.modules_to_save for tensors that were trained whole."""
+    return sorted({PROJECTOR if is_of_tower(name) else name.removesuffix(".weight") for name in whole})
 
 
 def _check_known(adapter: PeftAdapter, base: Known) -> None:
@@ -108,13 +117,14 @@ def _check_settings(
     if present != wanted:
         parts += _one_sided(wanted, present, "")
         lines += _targets(present, base, settings)
-    saved, every = ({s.name for s in whole_sources(base, settings, rows=rows)} for rows in (False, True))
+    saved, every = (
+        {own_name(base, s) for s in whole_sources(base, settings, rows=rows)} for rows in (False, True)
+    )
     rows = {name for name in peft_adapter.whole if name.endswith(ROWS)}
     whole = peft_adapter.whole.keys() - rows
     if saved != whole:
         parts += _one_sided(saved, whole, " whole")
-        names = sorted({name.removesuffix(".weight") for name in whole})
-        lines.append(f"lora.modules_to_save: {_yaml(names)}")
+        lines.append(f"lora.modules_to_save: {_yaml(_saved(whole))}")
     known = all(isinstance(token, int) for token in settings.trainable_tokens)
     if rows != every - saved or (known and {*config.tokens} != {*settings.trainable_tokens}):
         tokens, ours = _yaml(list(config.tokens)), _yaml(list(settings.trainable_tokens))
@@ -220,7 +230,7 @@ def _targets(present: Collection[str], base: Known, settings: LoraSettings) -> l
     """Return the lines of a recipe that trains exactly the given modules."""
     called = {target.name: target.words[0] for target in base.family.expert_targets(base.architecture)}
     names = sorted({called.get(module) or module.rpartition(".")[2] for module in present})
-    layers = sorted({int(module.split(".")[1]) for module in present})
+    layers = sorted({int(match[1]) for module in present if (match := LAYER.fullmatch(module))})
     free = replace(settings, kv="independent")
     for chosen, words in ((None, "all"), (tuple(layers), _yaml(layers))):
         adapters = build_adapters(

@@ -23,7 +23,7 @@ from ..checkpoints.record import LOCK, read_record, write_record
 from ..checkpoints.resuming import CHECK, IMPORTED, digest
 from ..checkpoints.saved_steps import ITEM, absolute, step_folders
 from ..checkpoints.saving import Preserved, cause, manager
-from ..checkpoints.trained_weights import recorded_lora
+from ..checkpoints.trained_weights import recorded_lora, trains_tower
 from ..errors import UserError
 from ..merging.arithmetic import use_host_only
 from ..model.adapters import TOKEN_ROWS, LoraSettings, build_adapters
@@ -34,7 +34,7 @@ from ..weights.checkpoint import HFCheckpoint
 from ..weights.headers import Tensor
 from .adapter import PeftAdapter, open_adapter
 from .fitting import BUILD, fitting
-from .peft_names import plain
+from .peft_names import own_name, plain
 
 
 def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, directory: Path | str) -> int:
@@ -61,6 +61,8 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
             "an adapter is imported into an empty directory: choose another with --output or --checkpoint",
         )
     record = read_record(artifact)
+    if trains_tower(record["recipe"].get("lora")):
+        base = base.seeing()
     settings = recorded_lora(record, base)
     opened = open_adapter(adapter)
     if settings is None:
@@ -182,7 +184,7 @@ def arrays_of(peft_adapter: PeftAdapter, base: HFCheckpoint, settings: LoraSetti
         for parameter in trained_whole(base.family.parameters(base.architecture), settings):
             out = arrays[parameter.path] = np.zeros(parameter.shape, settings.dtype)
             for number, source in enumerate(parameter.sources):
-                tensor = read(source.module, peft_adapter.whole[source.name])
+                tensor = read(source.module, peft_adapter.whole[own_name(base, source)])
                 out[parameter.place(number)] = tensor.reshape(source.reshape).transpose(source.transpose)
     if settings.trainable_tokens:
         order = [peft_adapter.config.tokens.index(int(token)) for token in settings.trainable_tokens]

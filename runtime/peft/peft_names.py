@@ -15,6 +15,7 @@ from ..errors import UserError
 from ..model.adapters import TOKEN_ROWS, LoraSettings
 from ..model.families import Architecture, Family
 from ..model.families.family import Source, arrays
+from ..model.families.towers import HOLDER
 from ..model.selection import trained_whole
 
 if TYPE_CHECKING:
@@ -74,6 +75,28 @@ def whole_sources(base: Known, settings: LoraSettings, rows: bool = False) -> li
         return []
     whole = trained_whole(base.family.parameters(base.architecture), settings)
     return [source for p in whole for source in p.sources if rows or p.path != TOKEN_ROWS]
+
+
+def tower_names(base: Described) -> dict[str, str]:
+    """Return the names of the vision tower's tensors in transformers' model, by those in the checkpoint.
+
+    There are none if it was opened without its tower.
+    """
+    vision = base.architecture.vision
+    if vision is None:
+        return {}
+    both = zip(vision.parameters(), vision.in_transformers().parameters(), strict=True)
+    return {
+        here.name: there.name
+        for one, other in both
+        for here, there in zip(one.sources, other.sources, strict=True)
+    }
+
+
+def own_name(base: Described, source: Source) -> str:
+    """Return the name of a tensor that was trained whole: within the decoder, or that of a vision tower's
+    within the model."""
+    return tower_names(base)[source.name].removeprefix(HOLDER) if source.outside else source.name
 
 
 def is_tied(base: Known) -> bool:

@@ -162,14 +162,15 @@ class Lora(Section):
         "The modules that get an adapter: Hugging Face names of projections, or regular expressions that "
         "match a whole module name such as layers.7.self_attn.q_proj; `experts` for all experts of a layer, "
         "each with its own A and B; `router` for the routers. Without the key, every projection of the model "
-        "gets an adapter, but no experts or routers.",
+        "gets an adapter, with `vision` also those of the tower, but no experts or routers.",
         PROJECTIONS,
         min_length=1,
     )
     modules_to_save: Annotated[list[str], AfterValidator(distinct)] = field(
         "Modules other than projections that are trained in full, as with PEFT's modules_to_save: "
         "embed_tokens, lm_head and norms, as Hugging Face names or regular expressions that match a whole "
-        "name. They are stored in lora.dtype and computed in model.dtype.",
+        "name; `projector` for all of the projector of a recipe with data.images. They are stored in "
+        "lora.dtype and computed in model.dtype.",
         [],
         example=["embed_tokens", "lm_head"],
     )
@@ -183,8 +184,9 @@ class Lora(Section):
         example=[128_256, "<note>"],
     )
     vision: bool = field(
-        "Adapters in the vision tower and its projector too, of a recipe with data.images; false leaves both "
-        "frozen.",
+        "Adapters in the linear layers of the vision tower and its projector too, of a recipe with "
+        "data.images; `targets` then also names those, as out_proj or vision_tower.encoder.layers.7.mlp.fc1. "
+        "The key `layers` is about the decoder alone. false leaves tower and projector frozen.",
         False,
     )
     layers: Layers = field(

@@ -120,3 +120,41 @@ def test_explain_says_what_pictures_add() -> None:
     (room,) = [sentence for sentence in seeing if "patches a row" in sentence]
     assert room.startswith("with room for 8,192 patches") and f" {share:.0%} of" in room
     assert not [sentence for sentence in summary("model", program()) if "patches" in sentence]
+
+
+def test_adapters_of_the_tower_are_part_of_the_program_and_of_its_estimates() -> None:
+    """Check every linear layer of SigLIP's 27 layers; the projector of Gemma 3 has none."""
+    targets = "lora.targets=[q_proj, k_proj, v_proj{}]"
+    frozen = program("data.images={}", targets.format(""))
+    trained = program("data.images={}", targets.format(", out_proj, fc1, fc2"), "lora.vision=true")
+    added = trained.tower_adapters
+    assert len(added) == 27 * 6 and not frozen.tower_adapters
+    assert trained.adapters[: -len(added)] == frozen.adapters
+    rank = trained.recipe.lora.rank
+    numbers = 27 * rank * (4 * 2 * 1152 + 2 * (1152 + 4304))
+    assert trained.trainable_parameters - frozen.trainable_parameters == numbers
+    specs = {parameter.path: parameter.spec for parameter in trained.parameters}
+    for adapter in added:
+        assert adapter.a_spec[:-1] + adapter.b_spec[1:] in (
+            specs[adapter.target.weight],
+            tuple(reversed(specs[adapter.target.weight])),
+        )
+    rows, patches = 8, 4 * 4096
+    pairs = 2 * 27 * 1152 * 4096
+    backward = 2 * rows * patches * (27 * (4 * 1152**2 + 2 * 1152 * 4304) + 2 * pairs)
+    apart = tower_flops(trained) - tower_flops(frozen)
+    assert apart == pytest.approx(backward + 6 * rows * patches * numbers, rel=0.01)
+    assert need(trained).total - need(frozen).total > 2 * patches * 27 * 1152
+    (said,) = [line for line in summary("model", trained) if "vision tower of 27 layers" in line]
+    assert "162 linear layers have adapters" in said
+    assert "which are frozen" in " ".join(summary("model", frozen))
+
+
+def test_the_projector_alone_is_trained_whole() -> None:
+    frozen, trained = (
+        program("data.images={}", *more) for more in ((), ("lora.modules_to_save=[projector]",))
+    )
+    whole = {parameter.path: math.prod(parameter.shape) for parameter in trained.whole}
+    assert whole == {"vision.projector.norm.w": 1152, "vision.projector.projection.kernel": 1152 * 2560}
+    assert trained.trainable_parameters - frozen.trainable_parameters == sum(whole.values())
+    assert tower_flops(trained) == tower_flops(frozen)

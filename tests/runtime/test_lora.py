@@ -225,6 +225,9 @@ def test_dropout_mask_depends_on_seed_row_and_projection() -> None:
     one, same, other = (np.asarray(dropped(x, salts[0], name, 0.1)) for name in ("q", "q", "k"))
     assert np.array_equal(one, same) and set(np.unique(one)) == {np.float32(0.0), np.float32(1 / 0.9)}
     assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.01
+    pictures = x[:48].reshape(16, 3, 33, 65)
+    by_row = dropped(pictures, salts[0][:16], "q", 0.1).reshape(48, 33, 65)
+    assert np.array_equal(by_row, dropped(x[:48], salts[0][:16], "q", 0.1)), "three pictures of each row"
 
 
 def test_dropout_changes_training_loss_repeatably_and_not_evaluation(gemma4: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from recipec.runtime.model.layers import Config
 from recipec.runtime.model.loading import variables_of
-from recipec.runtime.model.vision import parts, tower
+from recipec.runtime.model.vision import Tower, parts
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import vision_checkpoints
 from tests.runtime import pictured, references, training
@@ -29,7 +29,7 @@ def tower_of(folder: Path) -> Any:
     base = HFCheckpoint.open(folder)
     architecture = base.family.seeing(base.architecture, base.config, base.tensors)
     assert architecture is not None
-    module = tower(Config(architecture, jnp.float32))
+    module = Tower(Config(architecture, jnp.float32))
     variables = variables_of(module)
     for parameter in architecture.vision.frozen():
         (source,) = parameter.sources

@@ -272,10 +272,11 @@ class LoraTarget:
     """A weight that can carry LoRA: the weight of a Hugging Face projection, or of all experts of a layer.
 
     Attributes:
-        layer: index of the decoder layer.
+        layer: index of the decoder layer; None for a weight of the vision tower or its projector.
         weight: the parameter's path.
         contract: the axes of the weight that are summed with the input.
-        projection: the module's name in a layer of Hugging Face's model ("self_attn.k_proj").
+        projection: the module's name in a layer of Hugging Face's model ("self_attn.k_proj"); without a layer
+            its whole name ("visual.blocks.7.attn.qkv").
         experts: how many experts lie along the weight's first axis, each with its own A and B; 0 for none.
         alternate: whether gate and up alternate among Hugging Face's outputs, instead of following each
             other.
@@ -285,9 +286,11 @@ class LoraTarget:
         parameter: the tensor's name in the layer of transformers' model, if PEFT lists it in
             `target_parameters`; "" for a linear layer.
         holder: the name of the list of layers in transformers' model.
+        inner: the module within the projection that has the weight, at the end of the projection's name. A
+            recipe's target may leave it out.
     """
 
-    layer: int
+    layer: int | None
     weight: str
     contract: tuple[int, ...]
     projection: str
@@ -297,11 +300,18 @@ class LoraTarget:
     words: tuple[str, ...] = ()
     parameter: str = ""
     holder: str = "layers"
+    inner: str = ""
 
     @functools.cached_property
     def name(self) -> str:
-        """Return the projection's name within the decoder: "layers.7.self_attn.k_proj"."""
-        return f"{self.holder}.{self.layer}.{self.projection}"
+        """Return the projection's name within the decoder: "layers.7.self_attn.k_proj". One of a vision tower
+        has its name within the model: "vision_tower.encoder.layers.7.self_attn.k_proj"."""
+        return self.projection if self.layer is None else f"{self.holder}.{self.layer}.{self.projection}"
+
+    @property
+    def of_tower(self) -> bool:
+        """Return whether the weight is one of the vision tower or its projector."""
+        return self.layer is None
 
     @property
     def stacked(self) -> int:
@@ -435,9 +445,10 @@ class Family(ABC):
         return []
 
     def all_targets(self, architecture: Architecture) -> list[LoraTarget]:
-        """Return all weights that can carry LoRA, in layer order."""
+        """Return all weights that can carry LoRA, in layer order; those of the vision tower come last."""
         both = [*self.lora_targets(architecture), *self.expert_targets(architecture)]
-        return sorted(both, key=lambda target: target.layer)
+        tower = () if architecture.vision is None else architecture.vision.targets()
+        return [*sorted(both, key=lambda target: target.layer or 0), *tower]
 
     def norm_offset(self, architecture: Architecture) -> float:
         """Return what norms add to a checkpoint's weights: 1 if these hold the difference from 1."""

@@ -53,6 +53,15 @@ HELD = {
 """What the tensors of a part begin with, by its name in transformers' model. The published form is last."""
 
 
+HOLDER = "model."
+"""What transformers' model puts before the names of these parts."""
+
+
+def is_of_tower(module: str) -> bool:
+    """Return whether a module, named within the model, is of a tower or its projector."""
+    return module.partition(".")[0] in HELD
+
+
 def vision_of(
     config: Mapping[str, Any], text: DecoderArchitecture, tensors: Iterable[str] = ()
 ) -> VisionArchitecture | None:

@@ -199,7 +199,7 @@ class Transformers(Family):
             if match is None or len(shape) != 2 or not is_linear(match[2]):
                 continue
             out.append(LoraTarget(int(match[1]), name, (1,), match[2].removesuffix(".weight")))
-        return sorted(out, key=lambda target: target.layer)
+        return sorted(out, key=lambda target: target.layer or 0)
 
 
 def refuse(config: Mapping[str, Any]) -> None:

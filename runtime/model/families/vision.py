@@ -12,16 +12,18 @@ the same checkpoint under several.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from .description import Norm, Places
-from .family import Parameter, Source, Spec, plain
+from .family import LoraTarget, Parameter, Source, Spec, plain
 
 PLAIN = Norm(1e-6)
 
 PATH = "vision"
 """The path of the tower and its projector in the model."""
+PROJECTING = (f"{PATH}.projector.", f"{PATH}.deepstack.")
+"""What the paths of the projector's arrays begin with, and of those that project for further layers."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class Step:
 
     def parameters(self, path: str) -> list[Parameter]:
         """Return the arrays of the step, whose module has this path."""
+        return []
+
+    def targets(self, path: str) -> list[LoraTarget]:
+        """Return the weights of the step that can carry LoRA; the argument is that of `parameters`."""
         return []
 
 
@@ -70,6 +76,11 @@ class Linear(Step):
             source = Source(name, stored, (self.outputs, self.inputs), (1, 0))
         out = [Parameter(f"{path}.kernel", shape, ("fsdp", "tp"), (source,))]
         return [*out, _vector(f"{path}.bias", f"{self.source}.bias", self.outputs)] if self.bias else out
+
+    def targets(self, path: str) -> list[LoraTarget]:
+        if self.kernel or self.tensor != ".weight":
+            return []  # a convolution, or no linear layer of transformers
+        return [LoraTarget(None, f"{path}.kernel", (0,), self.source)]
 
 
 @dataclass(frozen=True)
@@ -316,6 +327,24 @@ class VisionLayers:
             out += self._dense(f"{path}.mlp.{name}", f"{module}.{names.mlp}.{hf}", *sizes)
         return out
 
+    def targets(self, layer: int, path: str) -> list[LoraTarget]:
+        """Return the weights of a layer that can carry LoRA; the arguments are those of `parameters`."""
+        names = self.names
+        module = f"{names.layers}.{layer}"
+        attention = [("qkv", names.qkv)] if self.fused else [(f"{x}_proj", f"{x}_proj") for x in "qkv"]
+        attended, fed = f"{module}.{names.attention}", f"{module}.{names.mlp}"
+        weights: list[tuple[str, tuple[int, ...], str]] = [
+            (f"attn.{name}.w", (0,), f"{attended}.{hf}") for name, hf in attention
+        ]
+        weights.append(("attn.o_proj.w", (0, 1), f"{attended}.{names.out}"))
+        called = names.gated if self.gated else names.plain
+        for name, hf in zip(self.projections(), called, strict=True):
+            weights.append((f"mlp.{name}.kernel", (0,), f"{fed}.{hf}"))
+        return [
+            LoraTarget(None, f"{path}.{weight}", contract, f"{name}{names.inner}", inner=names.inner)
+            for weight, contract, name in weights
+        ]
+
     def _attention(self, path: str, module: str) -> list[Parameter]:
         d, n, k, h = self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim
         out = []
@@ -408,22 +437,36 @@ class VisionArchitecture:
 
     def parameters(self) -> list[Parameter]:
         """Return the arrays of tower and projector, with their default shardings."""
-        lists = {"embedder": self.embedder, "pooler": self.pooler, "projector": self.projector}
-        lists |= {f"deepstack.{i}": steps for i, (_, steps) in enumerate(self.deepstack)}
-        out = [
-            p
-            for name, steps in lists.items()
-            for step in steps
-            for p in step.parameters(f"{name}.{step.name}")
-        ]
+        out = [p for path, step in self._steps() for p in step.parameters(path)]
         if (layers := self.layers) is not None:
             for layer in range(layers.count):
                 out += layers.parameters(layer, f"layers.{layer}")
         return [self._placed(parameter) for parameter in out]
 
+    def targets(self) -> list[LoraTarget]:
+        """Return the weights of tower and projector that can carry LoRA: all linear layers of transformers'
+        model. The convolution that embeds patches is none."""
+        out = [target for path, step in self._steps() for target in step.targets(path)]
+        if (layers := self.layers) is not None:
+            for layer in range(layers.count):
+                out += layers.targets(layer, f"layers.{layer}")
+        return [replace(target, weight=f"{PATH}.{target.weight}") for target in out]
+
+    def _steps(self) -> Iterator[tuple[str, Step]]:
+        """Yield all steps, each with the path of its module in the tower."""
+        lists = {"embedder": self.embedder, "pooler": self.pooler, "projector": self.projector}
+        lists |= {f"deepstack.{i}": steps for i, (_, steps) in enumerate(self.deepstack)}
+        for name, steps in lists.items():
+            for step in steps:
+                yield f"{name}.{step.name}", step
+
     def frozen(self) -> list[Parameter]:
         """Return `parameters`, none of which is trained."""
         return [replace(parameter, frozen=True) for parameter in self.parameters()]
+
+    def in_transformers(self) -> VisionArchitecture:
+        """Return the description with the names of tensors in transformers' model."""
+        return replace(self, prefixes=())
 
     def full_name(self, name: str) -> str:
         """Return a tensor's name in the checkpoint, from its name in transformers' model."""

@@ -3,12 +3,6 @@
 
 from __future__ import annotations
 
-from ..layers import Config
-from .tower import Tower
+from .tower import Tower, is_trained
 
-
-def tower(config: Config) -> Tower:
-    """Return the module of the model's tower and projector."""
-    vision = config.architecture.vision
-    assert vision is not None
-    return Tower(vision, config.dtype)
+__all__ = ["Tower", "is_trained"]

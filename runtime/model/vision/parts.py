@@ -40,7 +40,8 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, groups: jax.Array | None, s
     def split(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x.reshape(rows, count, patches // count, *x.shape[2:]), 1, 0)
 
-    out = jnp.moveaxis(jax.lax.map(some, (split(q), split(ids))), 0, 1)
+    # If the tower is trained, the backward pass computes the scores again, piece by piece.
+    out = jnp.moveaxis(jax.lax.map(jax.checkpoint(some), (split(q), split(ids))), 0, 1)
     return out.reshape(rows, patches, heads, v.shape[-1])
 
 

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ..families.vision import CLIPS, Turning, VisionArchitecture, VisionLayers
-from ..layers import ACTIVATIONS, HEADS, STREAM, Einsum, Normalization, unit
+from ..families.vision import CLIPS, Turning, VisionLayers
+from ..layers import ACTIVATIONS, HEADS, STREAM, Block, Config, Einsum, Normalization, unit
+from ..remat import POLICIES
 from ..rope import rotate
 from ..sharding import constrain
 from .parts import attend
@@ -94,17 +95,19 @@ class VisionMLP(nnx.Module):
         return self.fc2(constrain(activation(self.fc1(x)), STREAM))
 
 
-class VisionLayer(nnx.Module):
-    """A layer of a tower."""
+class VisionLayer(Block):
+    """A layer of a tower, which is recomputed from its input with every policy of recomputation."""
 
-    def __init__(self, layers: VisionLayers, dtype: Any) -> None:
-        self.described = layers
+    recomputed_by = tuple(name for name in POLICIES if name != "none")
+
+    def __init__(self, config: Config, layers: VisionLayers) -> None:
+        self.config, self.described, dtype = config, layers, config.dtype
         for name in layers.places.names:
             setattr(self, name, Normalization(layers.norm, (layers.hidden_size,), dtype))
         self.attn = VisionAttention(layers, dtype)
         self.mlp = VisionMLP(layers, dtype)
 
-    def __call__(self, x: jax.Array, groups: jax.Array | None, turn: Turn | None) -> jax.Array:
+    def block(self, x: jax.Array, groups: jax.Array | None, turn: Turn | None) -> jax.Array:
         places = self.described.places
         attended = self.attn(self.normed(places.before_attention, x), groups, turn)
         x = x + self.normed(places.after_attention, attended)
@@ -117,13 +120,14 @@ class VisionLayer(nnx.Module):
 class Tower(nnx.Module):
     """A vision tower with its projector."""
 
-    def __init__(self, architecture: VisionArchitecture, dtype: Any) -> None:
-        a = architecture
+    def __init__(self, config: Config) -> None:
+        a, dtype = config.architecture.vision, config.dtype
+        assert a is not None
         self.architecture, self.dtype = a, dtype
         self.embedder = Steps(a.embedder, dtype)
         layers = a.layers
         self.layers = nnx.List(
-            [] if layers is None else [VisionLayer(layers, dtype) for _ in range(layers.count)]
+            [] if layers is None else [VisionLayer(config, layers) for _ in range(layers.count)]
         )
         self.pooler = Steps(a.pooler, dtype)
         self.projector = Steps(a.projector, dtype)
@@ -147,12 +151,20 @@ class Tower(nnx.Module):
         projections = dict(zip((layer for layer, _ in a.deepstack), self.deepstack, strict=True))
         further = []
         turn = None if a.layers is None else angles(a.layers, at, x.shape[1])
+        trained = is_trained(self.layers)
         for i, layer in enumerate(self.layers):
-            x = layer(x, groups(layer.described, i, at), turn)
+            # Frozen layers have no backward pass that would recompute them.
+            compute = layer if trained else layer.block
+            x = compute(x, groups(layer.described, i, at), turn)
             if i in projections:
                 further.append(projections[i](x, at))
         out = [self.projector(self.pooler(x, at), at), *further]
         return jnp.stack([one.reshape(rows, -1, one.shape[-1]) for one in out])
+
+
+def is_trained(part: nnx.Module) -> bool:
+    """Return whether a part of a model has adapters, or arrays that are trained with them."""
+    return any(isinstance(node, nnx.LoRAParam) for _, node in nnx.iter_graph(part))
 
 
 def groups(layers: VisionLayers, layer: int, at: Patches) -> jax.Array | None:
