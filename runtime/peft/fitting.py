@@ -97,6 +97,12 @@ def _check_known(adapter: PeftAdapter, base: Known) -> None:
                 f"{adapter.path}: {module} carries an adapter; the base has {layers} layers",
                 _own_base(adapter.config),
             )
+        if is_of_tower(module) and base.architecture.vision is None:
+            raise UserError(
+                f"{adapter.path}: {adapter.full_names[module]} carries an adapter, and the vision tower is "
+                "no part of the trained model",
+                BUILD.format("data.images: {}, lora.vision: true") + ", or " + MERGE,
+            )
         if module not in known:
             raise UserError(
                 f"{adapter.path}: {module} carries an adapter, but is not a projection that train.py trains",

@@ -85,7 +85,7 @@ VISION = "vision_tower.encoder.layers.0.self_attn.q_proj"
         (put("BASE.embed_tokens.lora_embedding_A", 3, 509), "an adapter on an embedding", "merge_and_unload"),
         (put("BASE.embed_tokens.weight", 509, 64), "the base's own embedding", "save_embedding_layers=False"),
         (put("BASE.modules_to_save.weight", 2, 64), "a module that was trained whole", "merge_and_unload"),
-        (both(VISION, 64), f"model.{VISION} carries an adapter", "only the text decoder's"),
+        (both(VISION, 64), f"model.{VISION} carries an adapter", "lora.vision: true"),
         (both("layers.0.input_layernorm", 64), "is not a projection that", "merge_and_unload"),
         (both("layers.2.self_attn.q_proj", 128), "the base has 2 layers", "base with --model (some/gemma)"),
         (put(f"{FIRST}.lora_A.other.weight", 3, 64), "has more than one A", "a single adapter"),
