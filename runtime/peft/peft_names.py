@@ -87,9 +87,9 @@ def tower_names(base: Described) -> dict[str, str]:
         return {}
     both = zip(vision.parameters(), vision.in_transformers().parameters(), strict=True)
     return {
-        here.name: there.name
-        for one, other in both
-        for here, there in zip(one.sources, other.sources, strict=True)
+        stored.name: loaded.name
+        for array, renamed in both
+        for stored, loaded in zip(array.sources, renamed.sources, strict=True)
     }
 
 
