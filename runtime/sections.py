@@ -305,16 +305,19 @@ class Lora:
         targets: The modules that get an adapter: Hugging Face names of projections, or regular expressions
             that match a whole module name such as layers.7.self_attn.q_proj; `experts` for all experts of a
             layer, each with its own A and B; `router` for the routers. Without the key, every projection of
-            the model gets an adapter, but no experts or routers.
+            the model gets an adapter, with `vision` also those of the tower, but no experts or routers.
         modules_to_save: Modules other than projections that are trained in full, as with PEFT's
             modules_to_save: embed_tokens, lm_head and norms, as Hugging Face names or regular expressions
-            that match a whole name. They are stored in lora.dtype and computed in model.dtype.
+            that match a whole name; `projector` for all of the projector of a recipe with data.images. They
+            are stored in lora.dtype and computed in model.dtype.
         trainable_tokens: Tokens whose rows of the embedding are trained, as with PEFT's
             trainable_token_indices: their numbers, or their texts in the model's tokenizer or in
             model.add_tokens. All other rows stay frozen. A head that is the embedding uses the trained rows
             too; another head keeps its own. The rows are stored in lora.dtype and computed in model.dtype.
-        vision: Adapters in the vision tower and its projector too, of a recipe with data.images; false leaves
-            both frozen.
+        vision: Adapters in the linear layers of the vision tower and its projector too, of a recipe with
+            data.images; `targets` then also names those, as out_proj or
+            vision_tower.encoder.layers.7.mlp.fc1. The key `layers` is about the decoder alone. false leaves
+            tower and projector frozen.
         kind: What is trained in addition to the frozen weights.
         init: How A and B are initialized. peft, qwix, gaussian and zero_a draw them, and their product is
             zero. pissa and olora take a part of the base's weights, which are frozen without it;
