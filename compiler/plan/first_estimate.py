@@ -22,10 +22,12 @@ from recipec.compiler.plan.results import Collective, Compiled, Interval, Kernel
 from recipec.compiler.plan.schedule import Prices
 from recipec.compiler.plan.timeline import combined
 
-TIME_ERROR, USUAL_ERROR, MEMORY_ERROR = 0.02, 0.1, 0.1
-"""The most by which a first estimate's seconds and bytes differ from the plan's own; USUAL_ERROR is that of
-seconds without libtpu's cycles. tests/recipes holds them for the recorded plans. Memory is no sum where all
-layers take most of it at another moment than few do."""
+TIME_ERROR, USUAL_ERROR = 0.02, 0.1
+"""The most by which a first estimate's seconds differ from the plan's own, with libtpu's cycles and without.
+tests/recipes holds them, and those of memory, for the recorded plans."""
+MEMORY_ERROR, EXPERTS_MEMORY_ERROR = 0.1, 0.2
+"""The same for bytes, and those of a model with experts. Memory is no sum where all layers take most of it at
+another moment than few do."""
 
 SUMMED = (
     *("weights", "adapters", "optimizer", "batch"),
@@ -80,6 +82,11 @@ def first_parts(program: Program, parts: Parts, backend: Backend) -> FirstParts 
         scheduled, shares = (parts.shallow, parts.shares) if parts.shallow else ((parts.whole,), (1.0,))
         return FirstParts(scheduled, shares, None, usual)
     return FirstParts(parts.shallow, parts.shares, parts.end, None) if parts.shallow else None
+
+
+def memory_error(program: Program) -> float:
+    """Return the most by which a first estimate's bytes differ from the plan's own, as a share."""
+    return EXPERTS_MEMORY_ERROR if program.architecture.expert_layers else MEMORY_ERROR
 
 
 def foretold(shallow: Sequence[Compiled], shares: Sequence[float]) -> Compiled:

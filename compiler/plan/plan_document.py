@@ -39,7 +39,7 @@ from recipec.compiler.pages.numbers import (
     percent,
     usd,
 )
-from recipec.compiler.plan.first_estimate import MEMORY_ERROR
+from recipec.compiler.plan.first_estimate import EXPERTS_MEMORY_ERROR, MEMORY_ERROR
 from recipec.compiler.plan.results import Estimate, Generation, Interval, Memory, Placement, Plan, Search
 from recipec.compiler.plan.search_document import ESTIMATES, search_section
 from recipec.compiler.wording import listing, mesh_axes, plural
@@ -127,7 +127,8 @@ def first_document(plan: Plan) -> Document:
         sections=[],
         sentence=(
             f"From schedules of {layers} of its {plural(estimate.layers, 'layer')}{usual}: the memory of the "
-            f"whole can differ by {100 * MEMORY_ERROR:.0f} %. The plan follows, and says what changes."
+            f"whole can differ by {100 * MEMORY_ERROR:.0f} %, with experts by {100 * EXPERTS_MEMORY_ERROR:.0f} %. "
+            "The plan follows, and says what changes."
         ),
     )
 

@@ -31,7 +31,7 @@ from recipec.compiler.lowering.runtime_settings import attention_block
 from recipec.compiler.lowering.sizes import tp_sizes
 from recipec.compiler.pages.numbers import gib_number
 from recipec.compiler.plan.depth import Part, parts
-from recipec.compiler.plan.first_estimate import MEMORY_ERROR, first_parts
+from recipec.compiler.plan.first_estimate import first_parts, memory_error
 from recipec.compiler.plan.planner import OF_ROLLOUTS, check_target, estimate, first_estimate, job
 from recipec.compiler.plan.pool import Progress, compile_jobs
 from recipec.compiler.plan.results import Collective, Compiled, Estimate, Failed, Job, Point, Search
@@ -401,7 +401,8 @@ class Candidate:
         """
         further = self.generates[0] / self.program.accumulation_steps
         seconds = (estimated.seconds * (1 - error) + further) / self.tokens
-        least = _objectives(self.program, seconds, estimated.memory.used * (1 - MEMORY_ERROR))
+        memory = estimated.memory.used * (1 - memory_error(self.program))
+        least = _objectives(self.program, seconds, memory)
         return replace(self, lowest=tuple(map(max, self.lowest, least)))
 
     def needs_more(self, other: Candidate) -> bool:

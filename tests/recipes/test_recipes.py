@@ -101,7 +101,9 @@ def test_first_estimates_are_near_the_plans(programs: Mapping[str, Program], rec
             assert first is not None and plan.first.seconds == pytest.approx(plan.seconds, rel=first.error), (
                 name
             )
-            assert plan.first.used == pytest.approx(plan.memory.used, rel=first_estimate.MEMORY_ERROR), name
+            assert plan.first.used == pytest.approx(
+                plan.memory.used, rel=first_estimate.memory_error(programs[name])
+            ), name
 
 
 @pytest.mark.usefixtures("lowered_once")
