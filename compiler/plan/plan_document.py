@@ -120,6 +120,7 @@ def first_document(plan: Plan) -> Document:
     estimate = plan.estimate
     layers = listing([str(count) for count in estimate.scheduled_layers])
     usual = "" if estimate.compiled_layers else ", and what operations usually take"
+    dense, experts = (f"{100 * error:.0f} %" for error in (MEMORY_ERROR, EXPERTS_MEMORY_ERROR))
     return Document(
         name=f"First estimate of {plan.recipe}",
         hardware=_hardware(plan),
@@ -127,8 +128,8 @@ def first_document(plan: Plan) -> Document:
         sections=[],
         sentence=(
             f"From schedules of {layers} of its {plural(estimate.layers, 'layer')}{usual}: the memory of the "
-            f"whole can differ by {100 * MEMORY_ERROR:.0f} %, with experts by {100 * EXPERTS_MEMORY_ERROR:.0f} %. "
-            "The plan follows, and says what changes."
+            f"whole can differ by {dense}, with experts by {experts}. The plan follows, and says what "
+            "changes."
         ),
     )
 
