@@ -136,7 +136,7 @@ class _RunningSearch:
 
     def candidates(self, every: Sequence[Variant], source: Path) -> list[Candidate]:
         """Return the configurations to compile: the unchanged recipe first, then by their bounds."""
-        out = []
+        out: list[Candidate] = []
         for number, variant in enumerate(every):
             if self.progress:
                 self.progress(0.0, f"checking {number + 1} of {plural(len(every), 'configuration')}")

@@ -119,6 +119,7 @@ def shapes(program: Program, row_length: int) -> Shapes:
     common = {f"{names.attention}.{names.out}": OUTPUT}
     common |= {f"{feed_forward}.{name}": DOWN for name in ("down_proj", names.plain[1])}
     for target in family.lora_targets(a):
+        assert target.layer is not None  # those without one are a vision tower's
         layer, shape = layers[target.layer], by_path[target.weight]
         inputs = math.prod(shape[axis] for axis in target.contract)
         name = common.get(target.projection, target.projection)

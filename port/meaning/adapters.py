@@ -533,6 +533,8 @@ def express(model: Model, sites: Sequence[str]) -> tuple[tuple[str, ...], str | 
     """
     everywhere: dict[str, list[tuple[int, str]]] = {}
     for site in model.family.all_targets(model.architecture):
+        if site.layer is None:
+            continue  # a vision tower's: `lora.vision` adapts all of them or none
         name = site.words[0] if site.words else site.projection.rpartition(".")[2]
         everywhere.setdefault(name, []).append((site.layer, site.projection))
     wanted, holder = set(sites), model.family.names.layers

@@ -523,7 +523,7 @@ def jit_logps(built: Built, functions: Step, mesh: Mesh, grpo: Grpo, reference: 
     def logps(trained: nnx.State, base: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
         rows = [batch[name] for name in ("tokens", "positions", "segment_ids")]
 
-        def ask(forward: Forward, model: Any) -> jax.Array:
+        def ask(forward: Any, model: Any) -> jax.Array:
             return tempered_logps(forward, model, rows, grpo.temperature)[0]
 
         if not reference:

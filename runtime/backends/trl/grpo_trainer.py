@@ -89,7 +89,7 @@ def grpo_settings(
         min_p=grpo.min_p or None,
         generation_kwargs=generation,
         use_vllm=vllm is not None,
-        **({} if vllm is None else {"vllm_mode": vllm}),
+        vllm_mode=vllm or "colocate",
     )
 
 
