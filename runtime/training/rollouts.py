@@ -30,7 +30,6 @@ from ..data.prompt_order import PromptSchedule
 from ..errors import UserError, say
 from ..hosts.single import SINGLE, SingleProcess
 from ..model.decode import Completions, Generation
-from ..model.forward import Forward
 from ..model.loading import Built
 from ..model.partition_rules import Rule, rows_at_once
 from ..model.sampling import Sampling
