@@ -29,6 +29,7 @@ from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.model.families.decoder_family import DecoderFamily
 from scripts import recipes
 from scripts.recipe_pages import Planned
+from scripts.recipe_pages import table as markdown
 
 RECORD = recipes.ROOT / "docs" / "models.json"
 PAGE = recipes.ROOT / "docs" / "models.md"
@@ -218,8 +219,7 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    titles = ("Family", "`model_type`", "In the catalog", "Difference", "By plan", "vLLM-TPU")
-    rows = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
+    rows = []
     shipped = recipes.read().recipes
     for name, family in FAMILIES.items():
         if not isinstance(family, DecoderFamily):
@@ -227,16 +227,17 @@ def table(record: Mapping[str, Any]) -> str:
         known = [known for known, entry in catalog.entries().items() if entry.get("family") == name]
         cases = [proof for case, proof in record["proofs"].items() if case.partition("-")[0] == name]
         recipe, planned = SHIPPED.get(name), record["plans"].get(name)
-        cells = [
+        row = (
             family.title,
             ", ".join(f"`{kind}`" for kind in family.model_types),
             f"{len(known)}: `{planned['model'] if planned else known[0]}`" if known else "none",
             _largest(cases),
             _shipped(recipe, shipped[recipe]) if recipe else _planned(planned) if planned else "",
             SERVED[implementation({"model_type": family.model_types[-1]})],
-        ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
+        )
+        rows.append(row)
+    head = ("Family", "`model_type`", "In the catalog", "Difference", "By plan", "vLLM-TPU")
+    return markdown(head, rows)
 
 
 def _largest(cases: Sequence[Mapping[str, str]]) -> str:

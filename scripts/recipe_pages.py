@@ -406,8 +406,9 @@ def _cell(gib: float | None) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return "".join(f"|{'|'.join(line)}|\n" for line in lines)
 
 
 def _file(name: str) -> str:

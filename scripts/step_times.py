@@ -35,6 +35,7 @@ from recipec.compiler.plan.kernels import DATA, Attention, KernelSeconds, Splash
 from recipec.compiler.plan.schedule import Schedule, priced
 from recipec.compiler.plan.timeline import Reached, timeline
 from recipec.compiler.plan.torus import Torus
+from scripts.recipe_pages import table as markdown
 
 FOLDER = Path(__file__).parent / "published"
 TIMINGS = FOLDER / "attention.csv"
@@ -240,20 +241,15 @@ def timings() -> list[tuple[str, Splash, float]]:
 
 def table() -> str:
     """Return the rows as Markdown; each is predicted from the other rows."""
-    lines = [
-        "| run | jax, libtpu | measured, s | predicted without it, s | error |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    errors = []
+    cells, errors = [], []
     for row, seconds in left_out(rows()):
         errors.append(seconds / row.seconds - 1)
         name = f"{row.row.partition('-')[0]}: {row.run} ({row.row})"
-        lines.append(
-            f"| {name} | {row.compiled} | {row.seconds:.3f} | {seconds:.3f} | {100 * errors[-1]:+.1f} % |"
-        )
+        figures = f"{row.seconds:.3f}", f"{seconds:.3f}", f"{100 * errors[-1]:+.1f} %"
+        cells.append((name, row.compiled, *figures))
     worst, middle = max(map(abs, errors)), median(map(abs, errors))
-    lines += ["", f"Median error {100 * middle:.1f} %, worst {100 * worst:.1f} %."]
-    return "\n".join(lines)
+    head = ("run", "jax, libtpu", "measured, s", "predicted without it, s", "error")
+    return f"{markdown(head, cells)}\nMedian error {100 * middle:.1f} %, worst {100 * worst:.1f} %."
 
 
 def main(argv: Sequence[str]) -> int:

@@ -512,9 +512,6 @@ def test_functions_have_at_most_seven_parameters() -> None:
 NAMELESS = {"found", "made", "given", "said", "one"}
 """Names of variables that say how a value came to be, and not what it is."""
 
-NAMED_LATER = {"runtime.model"}
-"""Rooms that still have such names. Nothing is added to this list."""
-
 
 def bound(module: str) -> Iterator[tuple[str, int]]:
     """Yield the names that a module gives to values, with their lines."""
@@ -528,18 +525,12 @@ def bound(module: str) -> Iterator[tuple[str, int]]:
 
 
 def test_variables_are_named_by_what_they_hold() -> None:
-    """Find such names; a room without them leaves NAMED_LATER."""
-    wrong: dict[str, list[str]] = {}
-    for module in those("spec", "compiler", "runtime", "port"):
-        room = next((room for room in NAMED_LATER if inside(module, room)), "")
-        file = MODULES[module].relative_to(ROOT)
-        wrong.setdefault(room, []).extend(
-            f"{file}:{line} {name}" for name, line in bound(module) if name in NAMELESS
-        )
-    assert not wrong.pop("")
-    assert all(wrong.values()), "these rooms leave NAMED_LATER: " + ", ".join(
-        room for room, places in wrong.items() if not places
-    )
+    assert not [
+        f"{MODULES[module].relative_to(ROOT)}:{line} {name}"
+        for module in those("spec", "compiler", "runtime", "port")
+        for name, line in bound(module)
+        if name in NAMELESS
+    ]
 
 
 def test_modules_with_the_same_name_stand_in_rooms_that_are_divided_by_subject() -> None:

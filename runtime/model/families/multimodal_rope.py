@@ -30,25 +30,25 @@ def by_axes(
     """
     pairs = max((rope.turned(a.head_dim) for _, rope in a.ropes), default=0) // 2
     scaling = section(config, "rope_scaling") or section(config, "rope_parameters")
-    given = scaling.get(SECTIONS) or default
-    if given is None:
+    sizes = scaling.get(SECTIONS) or default
+    if sizes is None:
         return a
-    known = isinstance(given, list | tuple) and len(given) == 3
-    if not known or not all(isinstance(count, int) and 0 <= count <= MOST for count in given):
+    known = isinstance(sizes, list | tuple) and len(sizes) == 3
+    if not known or not all(isinstance(count, int) and 0 <= count <= MOST for count in sizes):
         raise UnsupportedCheckpoint(
-            f"config.json: {SECTIONS} is {given!r}, not three numbers of pairs of features",
+            f"config.json: {SECTIONS} is {sizes!r}, not three numbers of pairs of features",
             SECTIONS,
         )
     if default is None:
-        if sum(given) != pairs:
+        if sum(sizes) != pairs:
             raise UnsupportedCheckpoint(
-                f"config.json: {SECTIONS} has {sum(given)} pairs of features, and {pairs} of a head turn",
+                f"config.json: {SECTIONS} has {sum(sizes)} pairs of features, and {pairs} of a head turn",
                 SECTIONS,
             )
-        axes = [axis for axis, count in enumerate(given) for _ in range(count)]
+        axes = [axis for axis, count in enumerate(sizes) for _ in range(count)]
     else:
         axes = [0] * pairs
         for axis in (1, 2):
-            for pair in range(axis, min(3 * given[axis], pairs), 3):
+            for pair in range(axis, min(3 * sizes[axis], pairs), 3):
                 axes[pair] = axis
     return replace(a, turned_axes=tuple(axes))

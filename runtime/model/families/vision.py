@@ -476,7 +476,7 @@ class VisionArchitecture:
     def _placed(self, parameter: Parameter) -> Parameter:
         """Return an array of the tower with its path in the model, and its tensors with their full names."""
         sources = tuple(
-            replace(one, name=self.full_name(one.name), outside=True) for one in parameter.sources
+            replace(source, name=self.full_name(source.name), outside=True) for source in parameter.sources
         )
         return replace(parameter, path=f"{PATH}.{parameter.path}", sources=sources)
 

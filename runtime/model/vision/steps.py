@@ -69,7 +69,7 @@ class Rescale(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32) * self.step.factor + self.step.shift
         if self.bias is not None and self.scale is not None:
-            bias, scale = (one.get_value().astype(jnp.float32) for one in (self.bias, self.scale))
+            bias, scale = (parameter.get_value().astype(jnp.float32) for parameter in (self.bias, self.scale))
             wide = (wide - bias) * scale
         return wide.astype(x.dtype)
 
@@ -174,7 +174,7 @@ def stretched(table: jax.Array, at: Patches) -> jax.Array:
     low = jnp.floor(place).astype(jnp.int32)
     high = jnp.minimum(low + 1, side - 1)
     share = place - low
-    (y0, x0), (y1, x1), (y, x) = (jnp.moveaxis(one, -1, 0) for one in (low, high, share))
+    (y0, x0), (y1, x1), (y, x) = (jnp.moveaxis(array, -1, 0) for array in (low, high, share))
     corners = (
         (y0, x0, (1 - y) * (1 - x)),
         (y0, x1, (1 - y) * x),

@@ -69,13 +69,13 @@ class VisionAttention(nnx.Module):
             q, k, v = (self.qkv(x)[:, :, i] for i in range(3))
         else:
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        q, k, v = (constrain(one, HEADS) for one in (q, k, v))
+        q, k, v = (constrain(heads, HEADS) for heads in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if layers.value_norm:
             v = unit(v.astype(jnp.float32), (-1,), layers.norm.eps).astype(v.dtype)
         if turn is not None and layers.turning is not None:
-            q, k = (turned(one, turn, layers.turning) for one in (q, k))
+            q, k = (turned(heads, turn, layers.turning) for heads in (q, k))
         return constrain(self.o_proj(attend(q, k, v, groups, layers.scale)), STREAM)
 
 
@@ -159,7 +159,7 @@ class Tower(nnx.Module):
             if i in projections:
                 further.append(projections[i](x, at))
         out = [self.projector(self.pooler(x, at), at), *further]
-        return jnp.stack([one.reshape(rows, -1, one.shape[-1]) for one in out])
+        return jnp.stack([features.reshape(rows, -1, features.shape[-1]) for features in out])
 
 
 def is_trained(part: nnx.Module) -> bool:
@@ -194,7 +194,7 @@ def angles(layers: VisionLayers, at: Patches, length: int) -> Turn | None:
     of_axes = (frequencies[0::2], frequencies[1::2]) if turning.alternating else (frequencies, frequencies)
     places = (positions + turning.first).astype(jnp.float32)
     places = places if turning.axes == "yx" else places[..., ::-1]
-    parts = [places[..., i, None] * one for i, one in enumerate(of_axes)]
+    parts = [places[..., i, None] * frequencies for i, frequencies in enumerate(of_axes)]
     angle = jnp.pad(jnp.concatenate(parts, axis=-1), ((0, 0), (0, length - positions.shape[1]), (0, 0)))
     return jnp.sin(angle), jnp.cos(angle)
 
@@ -203,5 +203,5 @@ def turned(x: jax.Array, turn: Turn, turning: Turning) -> jax.Array:
     """Rotate each head of [B, P, N, H]."""
     if turning.pairs != "parts":
         return rotate(x, *turn, turning.pairs == "neighbors")
-    parts = zip(jnp.split(x, 2, axis=-1), *(jnp.split(one, 2, axis=-1) for one in turn), strict=True)
+    parts = zip(jnp.split(x, 2, axis=-1), *(jnp.split(angles, 2, axis=-1) for angles in turn), strict=True)
     return jnp.concatenate([rotate(*part) for part in parts], axis=-1)
