@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors.numpy import load_file, save_file
+
 from recipec.compiler.catalog import facts_of
-from recipec.compiler.miniature.small_checkpoint import VOCABULARY, gemma3_processor, write_tokenizer
+from recipec.compiler.miniature.small_checkpoint import VOCABULARY, Tower, gemma3_processor, write_tokenizer
 from tests import tiny
 
 SIGLIP = {
@@ -71,6 +73,15 @@ def make_gemma3(
     config._attn_implementation = "eager"
     model = tiny.write(transformers.Gemma3ForConditionalGeneration, config, folder, seed=seed)
     write_tokenizer(folder, "gemma3", texts)
-    for name, value in gemma3_processor(SIGLIP["image_size"], tokens).items():
+    tower = Tower(SIGLIP, {}, *gemma3_processor(SIGLIP["image_size"], tokens))
+    for name, value in tower.files.items():
         (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     return model
+
+
+def publish(folder: Path) -> None:
+    """Rename the tower's tensors of a Gemma 3 checkpoint as on the hub; transformers 5 saves other names."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    names = {name: name.replace("vision_tower.", "vision_tower.vision_model.", 1) for name in tensors}
+    save_file({names[name]: value for name, value in tensors.items()}, file, metadata={"format": "pt"})

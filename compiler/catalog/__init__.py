@@ -17,7 +17,9 @@ Other rooms import only this module, and `added.py`, which reads and writes the 
 """
 
 from recipec.compiler.catalog.family_facts import (
+    QWEN_VL,
     Served,
+    Tokens,
     architecture_class,
     class_name,
     facts_of,
@@ -50,9 +52,11 @@ from recipec.compiler.catalog.listing import (
 from recipec.compiler.catalog.tensor_list import Listed, tensors_in
 
 __all__ = [
+    "QWEN_VL",
     "Listed",
     "Model",
     "Served",
+    "Tokens",
     "UnknownModel",
     "architecture_class",
     "causal_models",

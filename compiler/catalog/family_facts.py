@@ -53,14 +53,7 @@ GEMMA_TEMPLATE = """\
 {%- for message in turns -%}
     {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
     {{ '<start_of_turn>' + role + '\\n' + (prefix if loop.first else '') }}
-    {%- if message['content'] is string -%}
-        {{ message['content'] | trim }}
-    {%- else -%}
-        {%- for part in message['content'] -%}
-            {{ '<start_of_image>' if part['type'] == 'image' else part['text'] | trim }}
-        {%- endfor -%}
-    {%- endif -%}
-    {{ '<end_of_turn>\\n' }}
+    {{- message['content'] | trim + '<end_of_turn>\\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
     {{ '<start_of_turn>model\\n' }}
@@ -77,6 +70,33 @@ GEMMA4_TEMPLATE = """\
     {{ '<|turn>model\\n' }}
 {%- endif -%}
 """
+
+CONTENT = "message['content'] | trim"
+"""The text of a message, as the templates write it."""
+
+SHOWN = """\
+{%- macro shown(content) -%}
+    {%- if content is string -%}
+        {{ content | trim }}
+    {%- else -%}
+        {%- for part in content -%}
+            {{ '<place>' if part['type'] == 'image' else part['text'] | trim }}
+        {%- endfor -%}
+    {%- endif -%}
+{%- endmacro -%}
+"""
+"""A macro for the text of a message that may have parts; the place of a picture replaces its own."""
+
+
+def with_pictures(template: str, place: str) -> str:
+    """Return a chat template for messages with pictures.
+
+    Args:
+        template: for messages of text, with CONTENT.
+        place: what it writes for a picture.
+    """
+    return SHOWN.replace("<place>", place) + template.replace(CONTENT, "shown(message['content'])")
+
 
 HARMONY_TEMPLATE = """\
 {%- for message in messages -%}
@@ -177,7 +197,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "gemma3": Row(
             Tokens(
                 (*GEMMA, "<start_of_image>", "<end_of_image>", "<image_soft_token>"),
-                GEMMA_TEMPLATE,
+                with_pictures(GEMMA_TEMPLATE, "<start_of_image>"),
                 turn_end=5,
                 media={"boi_token_index": 6, "eoi_token_index": 7, "image_token_index": 8},
                 named={
@@ -196,12 +216,13 @@ ROWS: Mapping[str, Row] = MappingProxyType(
                     *("<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>"),
                     *("<|tool_response>", "<tool_response|>"),
                 ),
-                GEMMA4_TEMPLATE,
+                with_pictures(GEMMA4_TEMPLATE, "<|image|>"),
                 turn_end=5,
                 media={
                     **{"boi_token_id": 6, "image_token_id": 7, "eoi_token_id": 8, "video_token_id": 9},
                     **{"boa_token_id": 10, "audio_token_id": 11, "eoa_token_index": 12},
                 },
+                named={"boi_token": "<|image>", "image_token": "<|image|>", "eoi_token": "<image|>"},
             ),
             Served(
                 eight_bit=("fp8",),
@@ -243,6 +264,24 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "qwen3": Row(served=Served(eight_bit=("fp8",), whole_head=True)),
     }
 )
+
+
+QWEN_VL = Tokens(
+    (
+        *("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<unk>", "<think>", "</think>"),
+        *("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"),
+    ),
+    with_pictures(
+        TEMPLATE.replace("<begin>", CHATML[0]).replace("<end>", CHATML[1]),
+        "<|vision_start|><|image_pad|><|vision_end|>",
+    ),
+    turn_end=1,
+    begins=False,
+    media={
+        **{"vision_start_token_id": 6, "image_token_id": 7, "vision_end_token_id": 8, "video_token_id": 9},
+    },
+)
+"""The tokenizer of a miniature of Qwen VL, whose text models belong to families without pictures."""
 
 
 def _facts(family: Family) -> FamilyFacts:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import listing
+from recipec.runtime.data.pictures import refused_setting
 from recipec.runtime.model.adapters import PROJECTOR
 from recipec.runtime.model.families.towers import READERS
 from recipec.spec.codes import Code
@@ -67,6 +69,14 @@ E0485 = Code(
     cure="Add `data.images`, or remove the key.",
 )
 
+E0486 = Code(
+    "E0486",
+    "setting that the model's image processor does not have",
+    cause="The image processor of the checkpoint makes a picture's tokens. Only some processors can limit "
+    "them, and Gemma 4's accepts certain numbers.",
+    cure="Write what the help says. `longest_side` and `max_pixels` scale pictures down for every model.",
+)
+
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _tower(facts)
@@ -83,6 +93,9 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         what = "image processor" if unprocessed else "vision tower"
         message = f"{model.title} has no {what} in this version, and data.images trains on pictures"
         yield Diagnostic(E0480, message, IMAGES, help, at_key=True)
+    elif model is not None and (refused := refused_setting(data.images, _processor(model.config))):
+        key, reason, help = refused
+        yield Diagnostic(E0486, f"{key}: {reason}", key, help, at_key=True)
     if recipe.train.objective != "sft":
         message = f"objective {recipe.train.objective} does not train on pictures"
         yield Diagnostic(E0481, message, "train.objective", "objective: sft, or remove data.images")
@@ -103,6 +116,12 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "give the devices of cp to fsdp",
         )
     yield from _settings(facts)
+
+
+def _processor(config: Mapping[str, Any]) -> str:
+    """Return the kind of a model's image processor, as `runtime.data.pictures` names it."""
+    kind = str(config.get("model_type"))
+    return "qwen_vl" if kind.startswith("qwen") else kind
 
 
 def _tower(facts: Facts) -> Iterator[Diagnostic]:

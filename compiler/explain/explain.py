@@ -25,6 +25,7 @@ from recipec.compiler.lowering.sizes import BYTES, needs_master_weights
 from recipec.compiler.pages.document import Block, Document, Items, Table, Text, sheet
 from recipec.compiler.pages.numbers import gib_number
 from recipec.compiler.roofline import training_step
+from recipec.compiler.roofline.step_estimate import mask_of_pictures
 from recipec.compiler.vllm.device_memory import weight_size
 from recipec.compiler.wording import (
     KINDS,
@@ -249,6 +250,7 @@ def _tower(program: Program) -> list[str]:
     return [
         f"{size:,} of the base parameters ({quantity(size)}) are {parts} for pictures, {frozen}",
         f"with room for {patches:,} patches a row, they take {share:.0%} of a step's FLOPs (an estimate)",
+        *([] if (mask := mask_of_pictures(program)) is None else [str(mask)]),
     ]
 
 

@@ -12,6 +12,12 @@ SHARE = 2
 """A row has this many tokens for each token of a picture."""
 
 
+def masks_pictures(program: Program) -> bool:
+    """Return whether the attention mask depends on a row's pictures, which splash attention does not do."""
+    vision = program.architecture.vision
+    return vision is not None and bool(vision.both_ways) and program.recipe.data.images is not None
+
+
 def row_pictures(program: Program) -> int:
     """Return the pictures of a row; 0 if the recipe has none, or if pictures differ in size."""
     vision = program.architecture.vision

@@ -11,16 +11,17 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.catalog import class_name, facts_of
+from recipec.compiler.catalog import QWEN_VL, Tokens, class_name, facts_of
 from recipec.compiler.miniature.fewer_layers import pattern, with_layers
 from recipec.runtime.model.families import Architecture, family_of
 from recipec.runtime.model.families.family import CHUNKED, SLIDING, text_config
+from recipec.runtime.model.families.towers import HELD
 from recipec.runtime.model.partition_rules import shards
 
 if TYPE_CHECKING:
@@ -67,12 +68,12 @@ def write_checkpoint(
     _write_json(partial / "config.json", dict(config) | {"dtype": dtype})
     _write_json(
         partial / "generation_config.json",
-        {"bos_token_id": 2, "eos_token_id": [1, facts_of(family.name).tokens.turn_end], "pad_token_id": 0},
+        {"bos_token_id": 2, "eos_token_id": [1, tokens_of(config).turn_end], "pad_token_id": 0},
     )
     if "vision_config" in config:
         for name, value in TOWERS[config["model_type"]].files.items():
             _write_json(partial / name, value)
-    write_tokenizer(partial, family.name, texts, added)
+    write_tokenizer(partial, tokens_of(config), texts, added)
     shutil.rmtree(directory, ignore_errors=True)
     partial.rename(directory)
 
@@ -88,8 +89,11 @@ def _tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]
     for name, shape in family.kept(text_config(config)).items():
         yield prefix + name, shape
     if multimodal:
-        tower = TOWERS[config["model_type"]].tensors
-        yield from tower(config["vision_config"], config["text_config"]["hidden_size"])
+        vision = family.vision(config, [f"model.{part}." for part in HELD])
+        assert vision is not None
+        for parameter in vision.parameters():
+            for source in parameter.sources:
+                yield source.name, source.shape
 
 
 def _cast(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -123,98 +127,40 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _gemma4_vision(vision: Mapping[str, Any], text_hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, wide, head_dim = vision["hidden_size"], vision["intermediate_size"], vision["head_dim"]
-    inner = vision["num_attention_heads"] * head_dim
-    tower = "model.vision_tower"
-    yield f"{tower}.patch_embedder.input_proj.weight", (hidden, 3 * vision["patch_size"] ** 2)
-    yield (
-        f"{tower}.patch_embedder.position_embedding_table",
-        (2, vision["position_embedding_size"], hidden),
-    )
-    for i in range(vision["num_hidden_layers"]):
-        layer = f"{tower}.encoder.layers.{i}"
-        for name in "qkv":
-            yield f"{layer}.self_attn.{name}_proj.linear.weight", (inner, hidden)
-        yield f"{layer}.self_attn.o_proj.linear.weight", (hidden, inner)
-        for name in "qk":
-            yield f"{layer}.self_attn.{name}_norm.weight", (head_dim,)
-        yield f"{layer}.mlp.gate_proj.linear.weight", (wide, hidden)
-        yield f"{layer}.mlp.up_proj.linear.weight", (wide, hidden)
-        yield f"{layer}.mlp.down_proj.linear.weight", (hidden, wide)
-        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-            yield f"{layer}.{name}_layernorm.weight", (hidden,)
-    yield "model.embed_vision.embedding_projection.weight", (text_hidden, hidden)
-
-
-def _gemma4_unified_vision(
-    vision: Mapping[str, Any], text_hidden: int
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    width, pixels = vision["mm_embed_dim"], 3 * (vision["patch_size"] * vision["pooling_kernel_size"]) ** 2
-    embedder = "model.vision_embedder"
-    yield f"{embedder}.pos_embedding", (vision["mm_posemb_size"], 2, width)
-    yield f"{embedder}.patch_dense.weight", (width, pixels)
-    yield f"{embedder}.patch_dense.bias", (width,)
-    for norm, size in (("patch_ln1", pixels), ("patch_ln2", width), ("pos_norm", width)):
-        yield f"{embedder}.{norm}.weight", (size,)
-        yield f"{embedder}.{norm}.bias", (size,)
-    yield "model.embed_vision.embedding_projection.weight", (text_hidden, vision["output_proj_dims"])
-
-
-def _gemma3_vision(vision: Mapping[str, Any], text_hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, wide, patch = vision["hidden_size"], vision["intermediate_size"], vision["patch_size"]
-    tower = "model.vision_tower"
-
-    def dense(name: str, rows: int, columns: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{name}.weight", (rows, columns)
-        yield f"{name}.bias", (rows,)
-
-    def norm(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{name}.weight", (hidden,)
-        yield f"{name}.bias", (hidden,)
-
-    embeddings = f"{tower}.embeddings"
-    yield f"{embeddings}.patch_embedding.weight", (hidden, vision["num_channels"], patch, patch)
-    yield f"{embeddings}.patch_embedding.bias", (hidden,)
-    yield f"{embeddings}.position_embedding.weight", ((vision["image_size"] // patch) ** 2, hidden)
-    for i in range(vision["num_hidden_layers"]):
-        layer = f"{tower}.encoder.layers.{i}"
-        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            yield from dense(f"{layer}.self_attn.{name}", hidden, hidden)
-        yield from norm(f"{layer}.layer_norm1")
-        yield from norm(f"{layer}.layer_norm2")
-        yield from dense(f"{layer}.mlp.fc1", wide, hidden)
-        yield from dense(f"{layer}.mlp.fc2", hidden, wide)
-    yield from norm(f"{tower}.post_layernorm")
-    yield "model.multi_modal_projector.mm_input_projection_weight", (hidden, text_hidden)
-    yield "model.multi_modal_projector.mm_soft_emb_norm.weight", (hidden,)
-
-
 @dataclass(frozen=True)
 class Tower:
     """A multimodal model's vision tower in miniature.
 
     Attributes:
-        config: vision_config.
+        config: vision_config. If it has out_hidden_size, that becomes the text model's hidden size.
         further: further keys of config.json.
-        files: of the image processor, as JSON values by name.
-        tensors: names and shapes, from vision_config and the text model's hidden size.
+        processor: of preprocessor_config.json; empty if pictures of the model are not read.
+        named: of processor_config.json, the class and numbers of the whole processor.
+        tokens: the tokenizer, if the family's has no tokens for pictures.
     """
 
     config: Mapping[str, Any]
-    further: Mapping[str, Any]
-    files: Mapping[str, Mapping[str, Any]]
-    tensors: Callable[[Mapping[str, Any], int], Iterator[tuple[str, tuple[int, ...]]]]
+    further: Mapping[str, Any] = field(default_factory=dict)
+    processor: Mapping[str, Any] = field(default_factory=dict)
+    named: Mapping[str, Any] = field(default_factory=dict)
+    tokens: Tokens | None = None
+
+    @property
+    def files(self) -> dict[str, dict[str, Any]]:
+        """Return the files of transformers' processor, as JSON values by name."""
+        if not self.processor:
+            return {}
+        whole = {**self.processor, **self.named}
+        return {"preprocessor_config.json": whole, "processor_config.json": dict(self.named)}
 
 
-def gemma3_processor(side: int, tokens: int) -> dict[str, dict[str, Any]]:
-    """Return the files of transformers' processor of Gemma 3.
+def gemma3_processor(side: int, tokens: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return Gemma 3's processor, as Tower has it.
 
     Args:
         side: width and height of a picture in pixels, to which each is resized.
         tokens: of a picture.
     """
-    named = {"processor_class": "Gemma3Processor", "image_seq_length": tokens}
     picture = {
         **{
             "image_processor_type": "Gemma3ImageProcessor",
@@ -224,7 +170,7 @@ def gemma3_processor(side: int, tokens: int) -> dict[str, dict[str, Any]]:
         **{"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255},
         **{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]},
     }
-    return {"preprocessor_config.json": {**picture, **named}, "processor_config.json": named}
+    return picture, {"processor_class": "Gemma3Processor", "image_seq_length": tokens}
 
 
 VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -239,8 +185,7 @@ TOWERS = {
             "vision_use_head": False,
         },
         {"mm_tokens_per_image": 4},
-        gemma3_processor(32, 4),
-        _gemma3_vision,
+        *gemma3_processor(32, 4),
     ),
     "gemma4": Tower(
         {
@@ -254,8 +199,11 @@ TOWERS = {
             "default_output_length": 16,
         },
         {"audio_config": None},
-        {},
-        _gemma4_vision,
+        {
+            "image_processor_type": "Gemma4ImageProcessor",
+            **{"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+        },
+        {"processor_class": "Gemma4Processor"},
     ),
     "gemma4_unified": Tower(
         {
@@ -267,11 +215,32 @@ TOWERS = {
             "num_soft_tokens": 16,
         },
         {"audio_config": None},
+    ),
+    "qwen3_vl": Tower(
+        {
+            "model_type": "qwen3_vl",
+            **{"hidden_size": 32, "intermediate_size": 64, "depth": 2, "num_heads": 2, "out_hidden_size": 0},
+            **{"patch_size": 8, "temporal_patch_size": 2, "spatial_merge_size": 2},
+            **{"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        },
         {},
-        _gemma4_unified_vision,
+        {
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            **{"patch_size": 8, "temporal_patch_size": 2, "merge_size": 2},
+            "size": {"shortest_edge": 256, "longest_edge": 4096},
+        },
+        {"processor_class": "Qwen3VLProcessor"},
+        QWEN_VL,
     ),
 }
 """Model types whose miniatures are multimodal if the original is. The others get only the text model."""
+
+
+def tokens_of(config: Mapping[str, Any]) -> Tokens:
+    """Return the tokenizer of a miniature, from its config.json."""
+    tower = TOWERS.get(str(config.get("model_type"))) if "vision_config" in config else None
+    return (tower and tower.tokens) or facts_of(family_of(config).name).tokens
+
 
 ROLES = ("system", "user", "model", "assistant")
 
@@ -289,7 +258,7 @@ SAMPLE = (
 
 def write_tokenizer(
     directory: Path,
-    family: str,
+    kind: str | Tokens,
     texts: Sequence[str] = (),
     added: Mapping[str, str | None] = MappingProxyType({}),
 ) -> None:
@@ -297,13 +266,13 @@ def write_tokenizer(
 
     Args:
         directory: an existing directory.
-        family: a family's name.
+        kind: the special tokens and the template; or the name of a family, for its own.
         texts: texts from which to learn the merges; SAMPLE if empty.
         added: model.add_tokens, for which it has the tokens that are replaced, and room for the others.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-    tokens = facts_of(family).tokens
+    tokens = facts_of(kind).tokens if isinstance(kind, str) else kind
     pad, eos, bos, unknown = tokens.special[:4]
     tokenizer = Tokenizer(models.BPE(unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -545,22 +514,23 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     A nested config becomes the multimodal model, with a small vision tower.
     """
     text = dict(text_config(config))
-    family = family_of(text)
-    facts = facts_of(family.name)
     name = class_name(text)
     if "text_config" not in config:
         return {**text, "architectures": [f"{name}ForCausalLM"], "dtype": "bfloat16"}
     tower = TOWERS[_whole(text)]
-    return {
+    vision = dict(tower.config)
+    if "out_hidden_size" in vision:
+        vision["out_hidden_size"] = text["hidden_size"]
+    whole = {
         "architectures": [f"{name}ForConditionalGeneration"],
         "model_type": _whole(text),
         "dtype": "bfloat16",
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": text.get("tie_word_embeddings", True),
         "text_config": text,
-        "vision_config": dict(tower.config),
+        "vision_config": vision,
         **tower.further,
-        **facts.tokens.media,
     }
+    return whole | dict(tokens_of(whole).media)
 
 
 def _heads(counts: Sequence[int], tp: int, least: int) -> list[int]:

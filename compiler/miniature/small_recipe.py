@@ -114,7 +114,9 @@ def derive(
         "temperature": None,
     }
     if recipe["data"]["images"] is not None:
-        recipe["data"]["images"] |= {"folder": None, "longest_side": None}
+        # A miniature's pictures are small, and its processor decides their tokens: 64 in Gemma 4.
+        recipe["data"]["images"] |= {"folder": None, "longest_side": None, "tokens": None}
+        recipe["data"]["max_length"] = min(original["data"]["max_length"], 2 * LENGTH)
     recipe["train"] |= {
         "steps": steps,
         "epochs": None,

@@ -270,6 +270,8 @@ def abstract_pictures(program: Program, tokens: Any) -> dict[str, Any]:
         "image_features": (tokens.shape, jnp.int32),
         "image_ids": (tokens.shape, jnp.int32),
     }
+    if program.architecture.turned_axes:
+        shapes["rotary_positions"] = ((*tokens.shape, 3), jnp.int32)
     return {
         name: jax.ShapeDtypeStruct(shape, dtype, sharding=tokens.sharding)
         for name, (shape, dtype) in shapes.items()

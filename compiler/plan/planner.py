@@ -36,7 +36,7 @@ from recipec.compiler.plan.run_hours import planned_length
 from recipec.compiler.plan.schedule import Prices, priced
 from recipec.compiler.plan.step_memory import memory, with_refusal
 from recipec.compiler.plan.timeline import timeline
-from recipec.compiler.roofline.step_estimate import code
+from recipec.compiler.roofline.step_estimate import code, mask_of_pictures
 from recipec.compiler.roofline.training_step import model_flops, rows
 from recipec.compiler.wording import listing, split_layer
 from recipec.runtime.backends.torchax.placement import adapter_specs, tensor_specs
@@ -243,11 +243,19 @@ def _plan(
         placements=placements(program, backend),
         settings=settings(program),
         versions=identity.versions(backend),
-        notes=() if backend is Backend.TUNIX else (UNMEASURED,),
+        notes=tuple(_notes(program, backend)),
         backend=backend.value,
         generation=rolled,
         **of_compiles,
     )
+
+
+def _notes(program: Program, backend: Backend) -> Iterator[str]:
+    if backend is not Backend.TUNIX:
+        yield UNMEASURED
+    if (mask := mask_of_pictures(program)) is not None:
+        sentence = str(mask)
+        yield f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def _kept(program: Program, sets: Sequence[str], part: Part, backend: Backend) -> bool:

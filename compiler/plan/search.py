@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from recipec.compiler.lower import lower
+from recipec.compiler.lowering.assumed_pictures import masks_pictures
 from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.facts import AUTO
 from recipec.compiler.lowering.hardware import arranged
@@ -481,6 +482,7 @@ def variants(program: Program, free_batch: bool = False) -> list[Variant]:
         *(_variant(program, *own, block=block) for block in _blocks(program)),
     ]
     kernel = program.family.flash_attention and program.accelerator.platform == "tpu"
+    kernel = kernel and not masks_pictures(program)
     for axes in _meshes(program):
         for micro, batch in _batches(train.global_batch_size, data_parallel(axes), free_batch):
             for attention in ("dot", "splash") if kernel else ("dot",):

@@ -20,15 +20,16 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from recipec.compiler.lowering.assumed_pictures import row_patches
+from recipec.compiler.lowering.assumed_pictures import masks_pictures, row_patches
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.libtpu import own_profile, profiles
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import BYTES
+from recipec.compiler.pages.numbers import gib, percent
 from recipec.compiler.roofline.rollout import kept_bytes
-from recipec.compiler.roofline.training_step import STORED, first_trained, rows, shapes, state_bytes
+from recipec.compiler.roofline.training_step import STORED, bound, first_trained, rows, shapes, state_bytes
 from recipec.compiler.wording import split_layer
 from recipec.runtime.model.families.description import DecoderArchitecture
 from recipec.runtime.model.families.family import EXPERTS, Spec, matrices
@@ -390,6 +391,39 @@ def temporaries(program: Program) -> dict[str, float]:
         room = available - state_bytes(program) - kept_bytes(program) - code(program) - sum(out.values())
         out["gathered layers"] = max(0.0, min(held.layers, room))
     return out
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What a step needs more because its attention mask depends on the pictures, by calculation.
+
+    Attributes:
+        share: more FLOPs of a step, relative to those with splash attention.
+        scores: bytes of a layer's attention scores on one device, which splash attention does not store.
+    """
+
+    share: float
+    scores: float
+
+    def __str__(self) -> str:
+        return (
+            "the tokens of a picture see each other, so attention is dot in place of splash: "
+            f"{percent(self.share)} more FLOPs a step, and {gib(self.scores)} of scores in each layer "
+            "(estimates)"
+        )
+
+
+def mask_of_pictures(program: Program) -> Mask | None:
+    """Return what `dot` attention costs in place of splash; None if the mask has no pictures in it."""
+    if not masks_pictures(program) or program.accelerator.platform != "tpu":
+        return None
+    recipe, length = program.recipe, program.recipe.data.max_length
+    model = recipe.model.model_copy(update={"attention": "splash"})
+    other = replace(program, recipe=recipe.model_copy(update={"model": model}))
+    share = bound(program, length).seconds / bound(other, length).seconds - 1
+    heads = BYTES[recipe.model.dtype] * program.architecture.num_heads * length
+    tokens = rows(program) * length / program.accelerator.devices
+    return Mask(share, heads * tokens)
 
 
 def picture_bytes(program: Program) -> float:

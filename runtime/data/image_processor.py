@@ -26,16 +26,23 @@ import numpy as np
 
 from ..errors import UserError, first_line
 from ..sections import Images
-from .pictures import Limits, Picture, check_decodes, content_of, decoded, digest_of, keep, opened
+from .pictures import (
+    Limits,
+    Picture,
+    check_decodes,
+    content_of,
+    decoded,
+    digest_of,
+    keep,
+    opened,
+    refused_setting,
+)
 from .row_values import Malformed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 PROCESSOR, PREPROCESSOR = "processor_config.json", "preprocessor_config.json"
-
-GEMMA4_TOKENS = (70, 140, 280, 560, 1120)
-"""The numbers of tokens of a picture that Gemma 4's processor accepts as a maximum."""
 
 
 @dataclass(frozen=True)
@@ -543,29 +550,19 @@ UNREAD = (
 
 def _changed(processor: dict[str, Any], kind: str, images: Images) -> dict[str, Any]:
     """Return a processor's settings with the recipe's."""
-    if images.tiles is not None:
-        raise UserError("data.images.tiles: this model's processor cuts no tiles", "remove the line")
+    if refused := refused_setting(images, kind):
+        key, reason, help = refused
+        raise UserError(f"{key}: {reason}", help)
     if images.tokens is None:
         return processor
     if kind == "gemma4":
-        if images.tokens not in GEMMA4_TOKENS:
-            allowed = ", ".join(map(str, GEMMA4_TOKENS))
-            raise UserError(
-                f"data.images.tokens is {images.tokens}, and Gemma 4 takes {allowed}",
-                f"tokens: {min(GEMMA4_TOKENS, key=lambda n: abs(n - (images.tokens or 0)))}",
-            )
         return {**processor, "max_soft_tokens": images.tokens}
-    if kind == "qwen_vl":
-        block = int(processor.get("patch_size", 14)) * int(processor.get("merge_size", 2))
-        size = dict(processor.get("size") or {})
-        least = int(processor.get("min_pixels") or size.get("shortest_edge") or 56 * 56)
-        most = images.tokens * block**2
-        rest = {key: value for key, value in processor.items() if key not in ("min_pixels", "max_pixels")}
-        return {**rest, "size": {"shortest_edge": min(least, most), "longest_edge": most}}
-    raise UserError(
-        "data.images.tokens: this model's processor has no such setting",
-        "use longest_side, or remove the line",
-    )
+    block = int(processor.get("patch_size", 14)) * int(processor.get("merge_size", 2))
+    size = dict(processor.get("size") or {})
+    least = int(processor.get("min_pixels") or size.get("shortest_edge") or 56 * 56)
+    most = images.tokens * block**2
+    rest = {key: value for key, value in processor.items() if key not in ("min_pixels", "max_pixels")}
+    return {**rest, "size": {"shortest_edge": min(least, most), "longest_edge": most}}
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, first_line
+from ..sections import Images
 from ..untrusted import is_endless
 from .row_values import Malformed, kind
 
@@ -51,7 +52,27 @@ BUCKET = "gs://"
 KEPT = "kept:"
 """The beginning of the place of a picture whose bytes stand in a row: its content's digest follows."""
 
+TOKEN_LIMITS: Mapping[str, Sequence[int]] = {"gemma4": (70, 140, 280, 560, 1120), "qwen_vl": ()}
+"""The kinds of image processors that can limit the tokens of a picture, with the limits that each accepts;
+none for any number."""
+
 LOCAL_COPY = "a run fetches no picture from the web: download it, and name the file"
+
+
+def refused_setting(images: Images, kind: str) -> tuple[str, str, str] | None:
+    """Return the key of data.images that a kind of image processor does not take, the reason, and what to
+    type instead; None if it takes all."""
+    if images.tiles is not None:
+        return "data.images.tiles", "this model's image processor cuts no tiles", "remove the line"
+    if (tokens := images.tokens) is None:
+        return None
+    key, limits = "data.images.tokens", TOKEN_LIMITS.get(kind)
+    if limits is None:
+        return key, "this model's image processor has no such setting", "use longest_side, or remove the line"
+    if limits and tokens not in limits:
+        nearest = min(limits, key=lambda limit: abs(limit - tokens))
+        return key, f"{tokens} is not one of {', '.join(map(str, limits))}", f"tokens: {nearest}"
+    return None
 
 
 @dataclass(frozen=True)

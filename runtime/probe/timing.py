@@ -94,6 +94,8 @@ def timed(
         rows = _rows(settings, base.architecture.vocab_size)
         if base.architecture.vision is not None:
             rows |= _pictures(base.architecture.vision, patches, rows["tokens"].shape)
+            if base.architecture.turned_axes:
+                rows["rotary_positions"] = np.repeat(rows["positions"][..., None], 3, axis=-1)
         arguments = placed(rows, mesh)
         begun = time.monotonic()
         compiled = step.jit().lower(live, step.base, arguments).compile()

@@ -14,8 +14,9 @@ from recipec.compiler.explain.explain import summary
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.assumed_pictures import row_patches, row_pictures
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.search import variants
 from recipec.compiler.roofline import server_memory
-from recipec.compiler.roofline.step_estimate import need, picture_bytes
+from recipec.compiler.roofline.step_estimate import mask_of_pictures, need, picture_bytes
 from recipec.compiler.roofline.training_step import model_flops, rows, state_bytes, tower_flops
 from recipec.spec.load import load
 
@@ -158,3 +159,18 @@ def test_the_projector_alone_is_trained_whole() -> None:
     assert whole == {"vision.projector.norm.w": 1152, "vision.projector.projection.kernel": 1152 * 2560}
     assert trained.trainable_parameters - frozen.trainable_parameters == sum(whole.values())
     assert tower_flops(trained) == tower_flops(frozen)
+
+
+def test_explain_says_what_the_mask_of_pictures_costs() -> None:
+    (told,) = [
+        line for line in summary("model", program("data.images={}")) if "dot in place of splash" in line
+    ]
+    mask = mask_of_pictures(program("data.images={}"))
+    assert mask is not None and str(mask) == told
+    # A device has a row of 2,048 tokens, and each token has 8 heads' scores for all others, in bfloat16.
+    assert mask.scores == 2 * 8 * 2048**2
+    assert 0 < mask.share < 0.2
+    assert mask_of_pictures(program()) is None
+    causal = "model.id=Qwen/Qwen3-VL-2B-Instruct", "data.images={}"
+    assert mask_of_pictures(program(*causal)) is None
+    assert not [one for one in variants(program("data.images={}")) if "model.attention=splash" in one.sets]

@@ -70,16 +70,16 @@ def install() -> Path:
 
 @pytest.mark.parametrize("case", ["gemma4-both_ways", "gemma4_unified-both_ways", "gemma4"])
 def test_logits_with_pictures_equal_later_transformers(case: str, tmp_path: Path) -> None:
-    model, config = towers.reference(case)
+    model, _ = towers.reference(case)
     model.save_pretrained(tmp_path / "base")
     mesh, built = training.build(tmp_path / "base", {"fsdp": 2}, images=True, full=True, remat="none")
     vision = built.forward.architecture.vision
-    pictures = towers.Pictures.of(case, vision, config.to_dict())
+    pictures = towers.Pictures.of(vision)
     one = towers.tokens_of(pictures)
     found = training.logits(built, mesh, one)
     causal = training.logits(built, mesh, {**one, "image_ids": np.zeros_like(one["image_ids"])})
     environment = {**os.environ, "PYTHONPATH": str(install())}
-    for r, row in enumerate(pictures.ROWS):
+    for r, row in enumerate(pictures.rows):
         real = one["segment_ids"][r] > 0
         kinds = (one["image_ids"][r, real][None] > 0).astype(np.int64)
         given = {name: value.numpy() for name, value in pictures.arguments(model, row).items()}

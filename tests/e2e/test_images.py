@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -24,11 +25,13 @@ from recipec.compiler.catalog import facts_of
 from tests.e2e import vllm_cpu
 from tests.e2e.gemma3 import run
 from tests.e2e.greedy import load
-from tests.vision_checkpoints import SIGLIP, TEXT, make_gemma3
+from tests.vision_checkpoints import SIGLIP, TEXT, make_gemma3, publish
 
 SIDE = SIGLIP["image_size"]
 COLORS = {"red": (220, 40, 40), "green": (40, 190, 60), "blue": (50, 70, 220)}
 SHAPES = ("circle", "square", "stripe")
+NUMBERS = ("one", "two", "three")
+KINDS = [*itertools.product(NUMBERS, COLORS, SHAPES)]
 ASKED = "What is this?"
 LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 RECIPE = """\
@@ -37,40 +40,45 @@ name: shapes
 model: {{id: ./base, dtype: float32}}
 mesh: {{accelerator: cpu-4, axes: {{fsdp: 4, tp: 1}}}}
 lora: {lora}
-data: {{train: [train.jsonl], format: chat, max_length: 96, packing: true, images: {{}}}}
+data: {{train: [train.jsonl], format: chat, max_length: 128, packing: true, images: {{}}}}
 train:
   steps: {steps}
   global_batch_size: 8
   micro_batch_size: 2
-  optimizer: {{learning_rate: {rate}}}
+  optimizer: {{learning_rate: {rate}, weight_decay: 0}}
+  schedule: {{name: cosine, warmup_ratio: 0.05}}
   log: {{every: 10}}
 checkpoint: {{every_steps: {every}}}
 merge: {{output: merged, dtype: float32}}
 """
 
 
-def draw(color: str, shape: str, place: random.Random) -> Image.Image:
-    """Draw a shape of a size and at a place that differ from picture to picture."""
+def draw(color: str, shape: str, count: int, place: random.Random) -> Image.Image:
+    """Draw some shapes, each in a quarter of the picture of its own, of sizes and at places that differ."""
     picture = Image.new("RGB", (SIDE, SIDE), (235, 235, 235))
-    size = place.randint(12, 16)
-    x, y = (place.randint(1, SIDE - size - 1) for _ in range(2))
-    pen, box = ImageDraw.Draw(picture), (x, y, x + size, y + size)
-    if shape == "circle":
-        pen.ellipse(box, fill=COLORS[color])
-    elif shape == "square":
-        pen.rectangle(box, outline=COLORS[color], width=3)
-    else:
-        pen.rectangle((x, y + size // 3, x + size, y + size // 3 + 4), fill=COLORS[color])
+    half = SIDE // 2
+    for left, top in place.sample([(0, 0), (half, 0), (0, half), (half, half)], count):
+        size = place.randint(7, 9)
+        x, y = (start + place.randint(1, half - size - 1) for start in (left, top))
+        pen, box = ImageDraw.Draw(picture), (x, y, x + size, y + size)
+        if shape == "circle":
+            pen.ellipse(box, fill=COLORS[color])
+        elif shape == "square":
+            pen.rectangle(box, outline=COLORS[color], width=2)
+        else:
+            pen.rectangle((x, y + size // 3, x + size, y + size // 3 + 2), fill=COLORS[color])
     return picture
 
 
 def drawn(count: int, seed: int) -> list[tuple[Image.Image, str]]:
-    """Return pictures with what they show."""
+    """Return pictures with what they show: as many of each kind, in random order."""
     place = random.Random(seed)
-    kinds = [(color, shape) for color in COLORS for shape in SHAPES]
-    chosen = [kinds[i % len(kinds)] for i in range(count)]
+    chosen = [KINDS[i % len(KINDS)] for i in range(count)]
     place.shuffle(chosen)
-    return [(draw(color, shape, place), f"{color} {shape}") for color, shape in chosen]
+    return [
+        (draw(color, shape, 1 + NUMBERS.index(number), place), f"{number} {color} {shape}")
+        for number, color, shape in chosen
+    ]
 
 
 def write_data(folder: Path, pictures: Sequence[tuple[Image.Image, str]]) -> None:
@@ -135,10 +143,10 @@ def answers(folder: Path, pictures: Sequence[Image.Image]) -> list[str]:
 
 @pytest.mark.nightly
 def test_a_model_learns_what_pictures_show(root: Path, tmp_path: Path) -> None:
-    """Train a random text model over a random tower that stays as it is."""
-    make_gemma3(tmp_path / "base", texts=[ASKED, *(answer for _, answer in drawn(9, 0))])
-    write_data(tmp_path, drawn(900, 1))
-    held_out = drawn(90, 2)
+    """Train a random text model over a random tower that stays as it is, on 27 kinds of pictures."""
+    make_gemma3(tmp_path / "base", texts=[ASKED, *(answer for _, answer in drawn(27, 0))])
+    write_data(tmp_path, drawn(1350, 1))
+    held_out = drawn(81, 2)
     merged = trained(root, tmp_path, [""], lora="null", steps=400, rate="3.0e-3", every=400)
     pictures, expected = zip(*held_out, strict=True)
     right = {
@@ -146,7 +154,7 @@ def test_a_model_learns_what_pictures_show(root: Path, tmp_path: Path) -> None:
         for name, folder in {"before": tmp_path / "base", "after": merged}.items()
     }
     print(right)
-    assert right["before"] <= 0.2
+    assert right["before"] <= 2 / len(KINDS)
     assert right["after"] >= 0.9
 
 
@@ -174,13 +182,6 @@ def test_the_server_answers_as_transformers(root: Path, tmp_path: Path) -> None:
     merged = trained(root, tmp_path, [""], lora=lora, steps=4, rate="1.0e-2", every=1)
     pictures = [picture for picture, _ in drawn(6, 3)]
     expected = answers(merged, pictures)
-    file = merged / "model.safetensors"
-    tensors = load_file(file)
-    # vLLM 0.32 knows the tower's tensors by the published names, and not by those of transformers 5.12.
-    published = {
-        name.replace("vision_tower.", "vision_tower.vision_model."): tensors[name] for name in tensors
-    }
-    save_file(published, file, metadata={"format": "pt"})
     with vllm_cpu.serve(merged, "images") as server:
         assert [_served(server, picture) for picture in pictures] == expected
 
@@ -190,6 +191,7 @@ def _made(place: Path) -> None:
     make_gemma3(place / "base", texts=[ASKED], tokens=1, head_dim=32, **LAYERS)
     _strengthen(place / "base")
     _newlines(place / "base")
+    publish(place / "base")  # vLLM 0.32 does not know the names that transformers 5.12 saves
     write_data(place, drawn(40, 1))
 
 

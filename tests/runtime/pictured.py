@@ -1,12 +1,10 @@
-"""Micro-batches with pictures for the training tests, and the same pictures for transformers."""
+"""Rows with pictures of one size, also packed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from tests.vision_checkpoints import SIGLIP
 
@@ -27,13 +25,6 @@ def patches_of(pixels: np.ndarray, size: int = PATCH) -> np.ndarray:
     )
 
 
-def pixels_of(patches: np.ndarray) -> np.ndarray:
-    """Return [N, 3, height, width] of whole pictures' patches [N, patches, F]."""
-    grid = SIDE // PATCH
-    cut = patches.reshape(-1, grid, grid, 3, PATCH, PATCH)
-    return cut.transpose(0, 3, 1, 4, 2, 5).reshape(-1, 3, SIDE, SIDE)
-
-
 def row(random: np.random.Generator, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens of a sample, and which of its pictures each stands for, from 1; 0 for text."""
     tokens = random.integers(20, 500, length).astype(np.int32)
@@ -47,16 +38,9 @@ def row(random: np.random.Generator, count: int, length: int) -> tuple[np.ndarra
     return tokens, ids
 
 
-def batch(index: int, accumulation: int = 1, seed: int = 0) -> dict[str, np.ndarray]:
-    """Return micro-batch `index`: rows without, with one and with two pictures, a sample in each."""
-    first = index - index % accumulation
-    norm = sum(int(_samples(i, seed)["loss_mask"].sum()) for i in range(first, first + accumulation))
-    one = _samples(index, seed)
-    return {**one, "norm": np.float32(norm / accumulation), "index": np.int32(index)}
-
-
-def _samples(index: int, seed: int) -> dict[str, np.ndarray]:
-    random = np.random.default_rng([seed, index])
+def batch() -> dict[str, np.ndarray]:
+    """Return rows without, with one and with two pictures, a sample in each."""
+    random = np.random.default_rng(0)
     rows = []
     for number in range(ROWS):
         count = COUNTS[number % len(COUNTS)]
@@ -103,16 +87,4 @@ def filled(
                 one["patch_images"][r, part] = pictures + picture + 1
                 one["patch_positions"][r, part] = np.indices((6, 6)).reshape(2, -1).T
             start, pictures = start + len(tokens), pictures + len(patches)
-    text = (one["segment_ids"] > 0) & (one["image_ids"] == 0)
-    one["loss_mask"] = text & (one["positions"] >= 3)
     return one
-
-
-def arguments(one: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return what transformers' Gemma 3 gets of a micro-batch's pictures, of rows of one sample."""
-    real = one["patch_images"] > 0
-    pixels = pixels_of(one["patches"][real])
-    return {
-        "pixel_values": torch.tensor(pixels) if len(pixels) else None,
-        "token_type_ids": torch.tensor((one["image_ids"] > 0).astype(np.int64)),
-    }

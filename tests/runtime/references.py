@@ -21,7 +21,7 @@ from recipec.runtime.model.initial import path_hash
 from recipec.runtime.model.lora import random_bits, row_salts
 from recipec.runtime.sections import Log
 from recipec.runtime.training.optimizers import faster_b
-from tests.runtime import pictured, training
+from tests.runtime import towers, training
 
 CLIP = 0.5
 """The clipping norm of the training runs, which every gradient norm exceeds."""
@@ -35,15 +35,13 @@ def reference_logits(model: Any, one: dict[str, np.ndarray]) -> Any:
 def reference(model: Any, one: dict[str, np.ndarray], **options: Any) -> Any:
     """Return the output of transformers' model for right-padded rows."""
     tensors = {name: torch.tensor(value).long() for name, value in one.items() if value.ndim == 2}
-    if "patches" in one:
-        options |= pictured.arguments(one)
-    return model(
-        input_ids=tensors["tokens"],
-        attention_mask=(tensors["segment_ids"] > 0).long(),
-        position_ids=tensors["positions"],
-        use_cache=False,
-        **options,
-    )
+    inputs = {
+        "input_ids": tensors["tokens"],
+        "attention_mask": (tensors["segment_ids"] > 0).long(),
+        "position_ids": tensors["positions"],
+        **(towers.arguments(model, one) if "patches" in one else {}),
+    }
+    return model(**inputs, use_cache=False, **options)
 
 
 def torch_loss(model: Any, one: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import load_file
 
 from recipec.runtime.checkpoints.record import check_record
 from recipec.runtime.checkpoints.saved_steps import choose_step, saved_steps, step_losses
@@ -28,6 +29,7 @@ from recipec.runtime.weights.checkpoint import INDEX, HFCheckpoint
 from tests import tiny
 from tests.refusals import message
 from tests.runtime.runs import lora_section, save_run, write_lock, write_merged
+from tests.vision_checkpoints import make_gemma3, publish
 
 MODEL = ModelSettings(id="./base", family="gemma4")
 
@@ -105,6 +107,25 @@ def test_merge_changes_only_adapted_tensors(base: HFCheckpoint, trained: Path, m
         content = (out.directory / name).read_bytes()
         assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     assert sorted(path.name for path in merged.iterdir()) == ["merged", "merged-adapter"]
+
+
+def test_merged_model_with_a_tower_keeps_the_published_names(tmp_path: Path) -> None:
+    """A server knows the tower's tensors by the names on the hub, which differ from those that transformers
+    saves."""
+    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    make_gemma3(tmp_path / "base", **layers)
+    publish(tmp_path / "base")
+    base = HFCheckpoint.open(tmp_path / "base")
+    save_run(tmp_path / "run", base, lora_section())
+    values = {"checkpoint": str(tmp_path / "run"), "output": "merged", "dtype": "float32"}
+    argv = ["--model", str(tmp_path / "base"), "--output", str(tmp_path)]
+    assert merge.main(tmp_path, ModelSettings(id="./base", family="gemma3"), argv=argv, **values) == 0
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("base", "merged"))
+    assert set(after) == set(before)
+    changed = {name for name, value in after.items() if not np.array_equal(value, before[name])}
+    assert len(changed) == 14 and all(name.startswith("language_model.model.layers.") for name in changed)
+    tower = [name for name in after if name.startswith("vision_tower.vision_model.")]
+    assert tower and any(name.startswith("multi_modal_projector.") for name in after)
 
 
 @pytest.mark.parametrize("size", ["100KB", "5GB"])

@@ -32,11 +32,11 @@ OFTEN = ("gemma4", "mistral3", "qwen3_vl")
     "case", [case if case in OFTEN else pytest.param(case, marks=pytest.mark.e2e) for case in towers.CASES]
 )
 def test_features_and_logits_equal_transformers(case: str, tmp_path: Path) -> None:
-    model, config = towers.reference(case)
+    model, _ = towers.reference(case)
     model.save_pretrained(tmp_path)
     mesh, built = training.build(tmp_path, AXES, images=True, full=True, remat="none")
     vision = built.forward.architecture.vision
-    pictures = towers.Pictures.of(case, vision, config.to_dict())
+    pictures = towers.Pictures.of(vision)
     one = towers.tokens_of(pictures)
 
     named = {source.name for parameter in vision.parameters() for source in parameter.sources}
@@ -49,7 +49,7 @@ def test_features_and_logits_equal_transformers(case: str, tmp_path: Path) -> No
         out = np.asarray(
             jax.jit(lambda state, *given: nnx.merge(graph, state).vision(*given))(state, *arrays)
         )
-    for r, row in enumerate(pictures.ROWS):
+    for r, row in enumerate(pictures.rows):
         start = 0
         for i in row:
             with torch.no_grad():
@@ -61,7 +61,7 @@ def test_features_and_logits_equal_transformers(case: str, tmp_path: Path) -> No
 
     expected = []
     precise = copy.deepcopy(model).double()
-    for r, row in enumerate(pictures.ROWS):
+    for r, row in enumerate(pictures.rows):
         real = one["segment_ids"][r] > 0
         tokens = torch.tensor(one["tokens"][r, real][None]).long()
         kinds = torch.tensor((one["image_ids"][r, real][None] > 0).astype(np.int64))

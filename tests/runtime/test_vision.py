@@ -15,7 +15,7 @@ from recipec.runtime.model.loading import variables_of
 from recipec.runtime.model.vision import Tower, parts
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import vision_checkpoints
-from tests.runtime import pictured, references, training
+from tests.runtime import pictured, references, towers, training
 from tests.runtime.built_models import randomize
 
 pytestmark = pytest.mark.usefixtures("highest")
@@ -56,6 +56,16 @@ def test_gemma3_features_equal_transformers(tmp_path: Path, monkeypatch: pytest.
 
 
 AXES = {"fsdp": 4, "tp": 2}
+CASES = [
+    "gemma3",
+    pytest.param("qwen3_vl", marks=pytest.mark.e2e),
+    *(
+        pytest.param(case, marks=pytest.mark.nightly)
+        for case in ("gemma4", "mistral3", "qwen2_5_vl", "qwen3_5")
+    ),
+]
+"""The models of the twenty steps. Qwen 3 VL has most of what the others have: positions by time, row and
+column, features added within the language model, and pictures of any size."""
 
 
 def test_logits_of_rows_with_pictures_equal_transformers_alone_and_packed(tmp_path: Path) -> None:
@@ -65,7 +75,7 @@ def test_logits_of_rows_with_pictures_equal_transformers_alone_and_packed(tmp_pa
     randomize(built)
     for adapter in built.adapters:
         _add(model, adapter, training.adapters(built))
-    one = pictured.batch(0)
+    one = pictured.batch()
     with torch.no_grad():
         expected = references.reference_logits(model, one).numpy()
     found = training.logits(built, mesh, one)
@@ -95,9 +105,15 @@ def _add(model: Any, adapter: Any, arrays: dict[str, np.ndarray]) -> None:
         module.weight.add_(torch.tensor(adapter.scale * b @ a))
 
 
-def test_twenty_steps_with_pictures_match_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = vision_checkpoints.make_gemma3(tmp_path / "base")
-    monkeypatch.setattr(training, "batch", pictured.batch)
+@pytest.mark.parametrize("case", CASES)
+def test_twenty_steps_with_pictures_match_peft(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = towers.reference(case)
+    model.save_pretrained(tmp_path / "base")
+    architecture = HFCheckpoint.open(tmp_path / "base").seeing().architecture
+    batch = towers.batches(architecture.vision, bool(architecture.turned_axes))
+    monkeypatch.setattr(training, "batch", batch)
     alike = references.twenty_steps(tmp_path / "base", model, AXES, tmp_path / "run", images=True)
     print(f"\n{alike}")
     assert alike.losses <= LIMIT * alike.of_loss

@@ -3,7 +3,9 @@ transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +13,15 @@ import numpy as np
 import torch
 import transformers
 
+from recipec.runtime.data.image_processor import rotary_positions
 from recipec.runtime.model.families.vision import VisionArchitecture
 
 GRIDS = ((6, 12), (12, 6), (18, 12))
-"""Rows and columns of patches of the pictures: the first two in one row of a batch, the third in another."""
+"""Rows and columns of patches of the pictures."""
+ROWS = ((0, 1), (2,))
+"""The pictures of the rows that are compared with transformers one by one."""
+PACKED = ((), (0,), (1, 2), (3,), (), (4,), (5, 6), (7,))
+"""The pictures of a micro-batch's rows."""
 TEXT = {
     **{"vocab_size": 64, "hidden_size": 36, "intermediate_size": 40, "num_hidden_layers": 2},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0},
@@ -175,59 +182,52 @@ def reference(case: str) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Pictures:
-    """The pictures of two rows: two in the first, one in the second.
+    """The pictures of some rows.
 
     Attributes:
-        pixels: of each, float32[3, height, width].
         patches: of each, float32[P, F], in the tower's order.
         places: of each, int32[P, 2], the row and column of a patch.
-        grids: rows and columns of patches of each.
         vision: the tower that reads them.
+        rows: the pictures of each row.
     """
 
-    pixels: Sequence[np.ndarray]
     patches: Sequence[np.ndarray]
     places: Sequence[np.ndarray]
-    grids: Sequence[tuple[int, int]]
     vision: VisionArchitecture
-
-    ROWS = ((0, 1), (2,))
+    rows: Sequence[Sequence[int]]
 
     @classmethod
-    def of(cls, case: str, vision: VisionArchitecture, config: Mapping[str, Any]) -> Pictures:
-        """Return random pictures for a case."""
-        size = config["vision_config"]["patch_size"]
-        size *= config["vision_config"].get("pooling_kernel_size", 1) if vision.layers is None else 1
+    def of(
+        cls,
+        vision: VisionArchitecture,
+        rows: Sequence[Sequence[int]] = ROWS,
+        seed: Sequence[int] = (1,),
+    ) -> Pictures:
+        """Return random pictures."""
         fixed = vision.patches is not None
         merge = 1 if fixed else int(vision.patches_of_feature**0.5)
-        grids = ((6, 6),) * 3 if fixed else GRIDS
-        random = np.random.default_rng(1)
-        pixels = [random.uniform(-1, 1, (3, y * size, x * size)).astype(np.float32) for y, x in grids]
+        count = 1 + max(i for row in rows for i in row)
+        grids = [(6, 6) if fixed else GRIDS[i % len(GRIDS)] for i in range(count)]
+        random = np.random.default_rng(seed)
         places = [_places(grid, merge) for grid in grids]
-        patches = []
-        for picture, at in zip(pixels, places, strict=True):
-            cut = np.stack([picture[:, y * size : (y + 1) * size, x * size : (x + 1) * size] for y, x in at])
-            if case.startswith("gemma4"):
-                cut = cut.transpose(0, 2, 3, 1)
-            if "qwen" in case:
-                # Both frames of a still picture are the same. These differ, so that their order counts.
-                cut = np.stack([cut, cut * 0.5], 2)
-            patches.append(cut.reshape(len(at), -1))
-        return cls(pixels, patches, places, grids, vision)
+        patches = [
+            random.uniform(-1, 1, (len(at), vision.patch_features)).astype(np.float32) for at in places
+        ]
+        return cls(patches, places, vision, rows)
 
     def counts(self) -> list[int]:
         """Return the features of each picture."""
         return [len(at) // self.vision.patches_of_feature for at in self.places]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return patches, patch_images and patch_positions of both rows; the shorter one is padded, and where
-        pictures may have any size, both are."""
+        """Return patches, patch_images and patch_positions of the rows; shorter ones are padded, and where
+        pictures may have any size, all are."""
         padding = 0 if self.vision.patches is not None else 4 * self.vision.patches_of_feature
-        rows = len(self.ROWS)
-        length = padding + max(sum(len(self.places[i]) for i in row) for row in self.ROWS)
+        rows = len(self.rows)
+        length = padding + max(sum(len(self.places[i]) for i in row) for row in self.rows)
         patches = np.zeros((rows, length, self.patches[0].shape[1]), np.float32)
         images, at = np.zeros((rows, length), np.int32), np.zeros((rows, length, 2), np.int32)
-        for r, row in enumerate(self.ROWS):
+        for r, row in enumerate(self.rows):
             start = 0
             for number, i in enumerate(row, 1):
                 here = slice(start, start + len(self.places[i]))
@@ -237,32 +237,7 @@ class Pictures:
 
     def arguments(self, model: Any, chosen: Sequence[int]) -> dict[str, Any]:
         """Return transformers' arguments for some pictures."""
-        kind = model.config.model_type
-        if kind in ("gemma3", "llama4"):
-            return {"pixel_values": torch.tensor(np.stack([self.pixels[i] for i in chosen]))}
-        if kind.startswith("gemma4"):
-            most = max(len(self.places[i]) for i in chosen)
-            patches, at = [], []
-            for i in chosen:
-                order, extra = np.lexsort(self.places[i].T[::-1]), most - len(self.places[i])
-                patches.append(np.pad(self.patches[i][order], ((0, extra), (0, 0))))
-                at.append(np.pad(self.places[i][order][:, ::-1], ((0, extra), (0, 0)), constant_values=-1))
-            return {
-                "pixel_values": torch.tensor(np.stack(patches)),
-                "image_position_ids": torch.tensor(np.stack(at)).long(),
-            }
-        if kind in ("mistral3", "llava"):
-            sizes = [self.pixels[i].shape[1:] for i in chosen]
-            height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
-            pixels = [
-                np.pad(self.pixels[i], ((0, 0), (0, height - y), (0, width - x)))
-                for i, (y, x) in zip(chosen, sizes, strict=True)
-            ]
-            return {"pixel_values": torch.tensor(np.stack(pixels)), "image_sizes": torch.tensor(sizes)}
-        return {
-            "pixel_values": torch.tensor(np.concatenate([self.patches[i] for i in chosen])),
-            "image_grid_thw": torch.tensor([[1, *self.grids[i]] for i in chosen]),
-        }
+        return pixel_arguments(model, [(self.patches[i], self.places[i]) for i in chosen])
 
     def features(self, model: Any, i: int) -> np.ndarray:
         """Return transformers' features of a picture, [1 + S, R, D]."""
@@ -281,17 +256,90 @@ class Pictures:
         return np.stack([one.numpy().reshape(self.counts()[i], -1) for one in lists])
 
 
-def tokens_of(pictures: Pictures) -> dict[str, np.ndarray]:
-    """Return the tokens of both rows, with the arrays that say which stand for pictures."""
-    random, rows, counts = np.random.default_rng(2), [], pictures.counts()
-    for row in pictures.ROWS:
+def pixel_arguments(model: Any, pictures: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
+    """Return transformers' arguments for pictures.
+
+    Args:
+        pictures: of each, its patches float32[P, F] in the tower's order, and their places int32[P, 2].
+    """
+    kind = model.config.model_type
+    if kind in ("gemma3", "llama4"):
+        return {"pixel_values": torch.tensor(np.stack([_pixels(*one) for one in pictures]))}
+    if kind.startswith("gemma4"):
+        most = max(len(at) for _, at in pictures)
+        patches, places = [], []
+        for values, at in pictures:
+            order, extra = np.lexsort(at.T[::-1]), most - len(at)
+            patches.append(np.pad(values[order], ((0, extra), (0, 0))))
+            places.append(np.pad(at[order][:, ::-1], ((0, extra), (0, 0)), constant_values=-1))
+        return {
+            "pixel_values": torch.tensor(np.stack(patches)),
+            "image_position_ids": torch.tensor(np.stack(places)).long(),
+        }
+    if kind in ("mistral3", "llava"):
+        whole = [_pixels(*one) for one in pictures]
+        sizes = [one.shape[1:] for one in whole]
+        height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
+        padded = [
+            np.pad(one, ((0, 0), (0, height - y), (0, width - x)))
+            for one, (y, x) in zip(whole, sizes, strict=True)
+        ]
+        return {"pixel_values": torch.tensor(np.stack(padded)), "image_sizes": torch.tensor(sizes)}
+    return {
+        "pixel_values": torch.tensor(np.concatenate([patches for patches, _ in pictures])),
+        "image_grid_thw": torch.tensor([[1, *at.max(0) + 1] for _, at in pictures]),
+    }
+
+
+def _pixels(patches: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return a picture's pixels, float32[3, height, width]."""
+    size = math.isqrt(patches.shape[1] // 3)
+    height, width = (places.max(0) + 1) * size
+    out = np.empty((3, height, width), np.float32)
+    for patch, (y, x) in zip(patches, places, strict=True):
+        out[:, y * size : (y + 1) * size, x * size : (x + 1) * size] = patch.reshape(3, size, size)
+    return out
+
+
+def arguments(model: Any, one: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return transformers' arguments for the pictures of a micro-batch, whose rows have one sample each.
+
+    Models that turn by time, row and column get no positions: transformers finds them by itself.
+    """
+    pictures = [
+        (one["patches"][r, mine], one["patch_positions"][r, mine])
+        for r, images in enumerate(one["patch_images"])
+        for mine in (images == number for number in range(1, images.max() + 1))
+    ]
+    kind = model.config.model_type
+    kinds = torch.tensor((one["image_ids"] > 0).astype(np.int64))
+    out: dict[str, Any] = pixel_arguments(model, pictures) if pictures else {}
+    if kind == "gemma3":
+        out["token_type_ids"] = kinds
+    if kind.startswith(("gemma4", "qwen")):
+        out["mm_token_type_ids"] = kinds
+    return {**out, "position_ids": None} if kind.startswith("qwen") else out
+
+
+def tokens_of(pictures: Pictures, seed: Sequence[int] = (2,), text: int = 0) -> dict[str, np.ndarray]:
+    """Return the tokens of the rows, with the arrays that say which stand for pictures.
+
+    Args:
+        text: the most tokens of text after a row's pictures. The rows have room for as many.
+    """
+    random, rows, counts = np.random.default_rng(seed), [], pictures.counts()
+    for row in pictures.rows:
         tokens, ids = [random.integers(4, 40, 3)], [np.zeros(3, np.int32)]
         for number, i in enumerate(row, 1):
-            text = int(random.integers(2, 5))
-            tokens += [np.full(counts[i], TOKEN), random.integers(4, 40, text)]
-            ids += [np.full(counts[i], number), np.zeros(text, np.int32)]
+            between = int(random.integers(2, 5))
+            tokens += [np.full(counts[i], TOKEN), random.integers(4, 40, between)]
+            ids += [np.full(counts[i], number), np.zeros(between, np.int32)]
+        if text:
+            after = int(random.integers(text // 2, text + 1))
+            tokens, ids = [*tokens, random.integers(4, 40, after)], [*ids, np.zeros(after, np.int32)]
         rows.append((np.concatenate(tokens), np.concatenate(ids)))
-    length = 2 + max(len(tokens) for tokens, _ in rows)
+    room = [3 + sum(counts[i] + 4 for i in row) + text for row in pictures.rows]
+    length = 2 + (max(room) if text else max(len(tokens) for tokens, _ in rows))
     names = ("tokens", "positions", "segment_ids", "image_ids", "image_features")
     out = {name: np.zeros((len(rows), length), np.int32) for name in names}
     for r, (tokens, ids) in enumerate(rows):
@@ -300,6 +348,42 @@ def tokens_of(pictures: Pictures) -> dict[str, np.ndarray]:
         out["positions"][r, here], out["segment_ids"][r, here] = np.arange(len(tokens)), 1
     out["image_features"] = np.where(out["image_ids"] > 0, np.cumsum(out["image_ids"] > 0, 1) - 1, -1)
     return out | pictures.arrays()
+
+
+def batches(vision: VisionArchitecture, turned: bool) -> Callable[..., dict[str, np.ndarray]]:
+    """Return a function that makes micro-batches with pictures, as `training.batch` does without.
+
+    Args:
+        turned: whether the model's positions are those of time, row and column.
+    """
+
+    @functools.cache
+    def samples(index: int, seed: int) -> dict[str, np.ndarray]:
+        pictures = Pictures.of(vision, PACKED, (seed, index))
+        one = tokens_of(pictures, (seed, index, 1), text=12)
+        shown = one["image_ids"] > 0
+        one["loss_mask"] = (one["segment_ids"] > 0) & ~shown & (one["positions"] >= 3)
+        if turned:
+            one["rotary_positions"] = np.zeros((*shown.shape, 3), np.int32)
+            merge = math.isqrt(vision.patches_of_feature)
+            for r, row in enumerate(pictures.rows):
+                firsts = [int(np.argmax(one["image_ids"][r] == number)) for number in range(1, len(row) + 1)]
+                grids = [tuple((pictures.places[i].max(0) + 1) // merge) for i in row]
+                length = int((one["segment_ids"][r] > 0).sum())
+                at = rotary_positions(length, [*zip(firsts, grids, strict=True)])
+                one["rotary_positions"][r, :length] = at
+        return one
+
+    def batch(index: int, accumulation: int = 1, seed: int = 0) -> dict[str, np.ndarray]:
+        first = index - index % accumulation
+        norm = sum(int(samples(i, seed)["loss_mask"].sum()) for i in range(first, first + accumulation))
+        return {
+            **samples(index, seed),
+            "norm": np.float32(norm / accumulation),
+            "index": np.int32(index),
+        }
+
+    return batch
 
 
 def _places(grid: tuple[int, int], merge: int) -> np.ndarray:
