@@ -145,9 +145,9 @@ def answers(folder: Path, pictures: Sequence[Image.Image]) -> list[str]:
 def test_a_model_learns_what_pictures_show(root: Path, tmp_path: Path) -> None:
     """Train a random text model over a random tower that stays as it is, on 27 kinds of pictures."""
     make_gemma3(tmp_path / "base", texts=[ASKED, *(answer for _, answer in drawn(27, 0))])
-    write_data(tmp_path, drawn(1350, 1))
+    write_data(tmp_path, drawn(2160, 1))
     held_out = drawn(81, 2)
-    merged = trained(root, tmp_path, [""], lora="null", steps=400, rate="3.0e-3", every=400)
+    merged = trained(root, tmp_path, [""], lora="null", steps=800, rate="3.0e-3", every=800)
     pictures, expected = zip(*held_out, strict=True)
     right = {
         name: sum(a == b for a, b in zip(answers(folder, pictures), expected, strict=True)) / len(expected)

