@@ -316,19 +316,6 @@ def conversations(count: int) -> list[list[dict[str, str]]]:
     return rows
 
 
-def with_picture(messages: Sequence[dict[str, Any]], number: int) -> list[dict[str, Any]]:
-    """Return a chat whose first turn has a picture of one color; every third chat has none."""
-    first, *rest = messages
-    if number % 3 == 0:
-        return [first, *rest]
-    address = f"data:image/png;base64,{b64encode(_png(number)).decode()}"
-    parts = [
-        {"type": "image_url", "image_url": {"url": address}},
-        {"type": "text", "text": first["content"]},
-    ]
-    return [{**first, "content": parts}, *rest]
-
-
 def _png(number: int, side: int = 32) -> bytes:
     """Return a PNG file of one color."""
 
@@ -340,6 +327,15 @@ def _png(number: int, side: int = 32) -> bytes:
     pixels = zlib.compress((b"\0" + color * side) * side)
     parts = chunk(b"IHDR", header), chunk(b"IDAT", pixels), chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def pictured_row(messages: Sequence[dict[str, Any]], format: str, number: int) -> dict[str, Any]:
+    """Convert a chat to a row with a picture of one color in the column images; every third row has none."""
+    row = row_of(messages, format)
+    if format == "prompt_completion":  # only messages have pictures
+        row = {"prompt": list(messages[:1]), "completion": list(messages[1:2])}
+    picture = f"data:image/png;base64,{b64encode(_png(number)).decode()}"
+    return {**row, "images": [picture] if number % 3 else []}
 
 
 def row_of(messages: Sequence[dict[str, Any]], format: str) -> dict[str, Any]:

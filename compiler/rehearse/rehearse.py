@@ -31,10 +31,10 @@ from recipec.compiler.miniature.small_recipe import (
     MiniatureChange,
     conversations,
     derive,
+    pictured_row,
     processes,
     row_of,
     scale_axes,
-    with_picture,
 )
 from recipec.compiler.packages import require_packages
 from recipec.compiler.rehearse.any_miniature import write_any
@@ -137,9 +137,12 @@ def write_miniature(program: Program, work: Path, dtype: str | None = None) -> s
     rows = conversations(TRAIN_ROWS + EVAL_ROWS)
     fields = program.recipe.data.fields
     for name, part in ((TRAIN_FILE, rows[EVAL_ROWS:]), (EVAL_FILE, rows[:EVAL_ROWS])):
-        if program.recipe.data.images is not None:
-            part = [with_picture(row, number) for number, row in enumerate(part)]
-        lines = [json.dumps(_renamed(row_of(row, program.recipe.data.format), fields)) + "\n" for row in part]
+        form, seeing = program.recipe.data.format, program.recipe.data.images is not None
+        values = [
+            pictured_row(row, form, number) if seeing else row_of(row, form)
+            for number, row in enumerate(part)
+        ]
+        lines = [json.dumps(_renamed(value, fields)) + "\n" for value in values]
         (work / name).write_text("".join(lines), encoding="utf-8")
     axes, dtype = scale_axes(program.recipe.mesh.axes), dtype or program.recipe.model.dtype
     texts = [message["content"] for row in rows for message in row]
