@@ -558,6 +558,9 @@ CODE = {"v5e": 0.71, "v5p": 1.0, "v6e": 1.32, "tpu7x": 1.0}
 LAYER_CODE = 16.4 * 2**20
 """Fitted: bytes of code of a layer of seven projections on v5p."""
 
+TOWER_CODE = 0.3
+"""Fitted: the code of a frozen tower's layer, which has a forward pass alone, relative to a decoder layer's."""
+
 CODE_FACTORS = {
     "gathers": 1.37,
     "recomputes": 1.3,
@@ -588,4 +591,8 @@ def code(program: Program) -> float:
     }
     layer = LAYER_CODE * CODE.get(program.accelerator.generation, 1.0)
     layer *= math.prod(factor for name, factor in CODE_FACTORS.items() if has[name])
-    return layer * a.num_layers
+    vision = a.vision
+    if vision is None or vision.layers is None:
+        return layer * a.num_layers
+    share = 1.0 if program.tower_adapters else TOWER_CODE
+    return layer * (a.num_layers + share * vision.layers.count)
