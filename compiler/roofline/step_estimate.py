@@ -559,7 +559,7 @@ LAYER_CODE = 16.4 * 2**20
 """Fitted: bytes of code of a layer of seven projections on v5p."""
 
 TOWER_CODE = 0.3
-"""Fitted: the code of a frozen tower's layer, which has a forward pass alone, relative to a decoder layer's."""
+"""Fitted: the code of a frozen tower's layer, only a forward pass, relative to a decoder layer's."""
 
 CODE_FACTORS = {
     "gathers": 1.37,
