@@ -54,6 +54,12 @@ VARIANTS = {
     "cosine": ["train.schedule={name: cosine, min_lr_ratio: 0.1, warmup_steps: 4}"],
     "dpo": ["data.format=preference", "train={objective: dpo, beta: 0.2, label_smoothing: 0.1}"],
     "orpo of all weights": ["data.format=preference", "train.objective=orpo", "lora=null"],
+    "grpo": [
+        "data.format=prompt",
+        "train.objective=grpo",
+        "rewards=[{length: {maximum: 20}}]",
+        "lora.dropout=0",
+    ],
     "template": ["data.chat_template='{% for m in messages %}{{ m.content }}{% endfor %}'"],
 }
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -180,6 +181,14 @@ class RewardTrainer(RecipeLoop, GRPOTrainer):
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
         """Return the recipe's tokens of prompts, which TRL has by their numbers."""
         return [self._samples[int(number)].tokens.tolist() for number in prompts], None, {}
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """Draw completions, and their order, with noise of the run's seed and the step, so that a resumed run
+        gets the same ones."""
+        place = [self.args.seed, self.state.global_step, self.accelerator.process_index]
+        with torch.random.fork_rng():
+            torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
+            return super()._prepare_inputs(generation_batch)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
