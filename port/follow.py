@@ -60,7 +60,8 @@ ROW_BY_ROW = words(
 """Arguments of a data set's map and filter with which its function gets one row, and nothing else."""
 STOPPING, STOPS = "EarlyStoppingCallback", ("early_stopping_patience", "early_stopping_threshold")
 PATH = "pretrained_model_name_or_path"
-UNSLOTHS = ("FastLanguageModel", "FastModel")
+UNSLOTHS = ("FastLanguageModel", "FastModel", "FastVisionModel")
+UNSLOTH_COLLATOR, OF_COLLATOR = "UnslothVisionDataCollator", ("model", "processor", "tokenizer")
 CONFIG = re.compile(r"(SFT|DPO|ORPO|KTO|GRPO|RLOO|CPO|Lora|BitsAndBytes)Config|\w*TrainingArguments")
 DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "half": "float16", "float32": "float32"}
 TRUE = ("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available", "is_available")
@@ -356,6 +357,10 @@ class Follower:
             case ast.ListComp(element, [comprehension]) if self.lines(element, comprehension):
                 file = self.value(comprehension.iter, env)
                 return self.of_file(node, file) if isinstance(file, Made) else self.unknown(node)
+            case ast.ListComp(element, [ast.comprehension(ast.Name() as target, iterable, [])]) if isinstance(
+                rows := self.value(iterable, env), Made
+            ) and rows.kind in ("data", "held"):
+                return self.listed(node, rows, target, element, env)
             case ast.ListComp(element, [ast.comprehension(target, iterable, [])]):
                 inner, made_list = env.new_child(), []
                 for item in self.items(iterable, env):
@@ -371,6 +376,20 @@ class Follower:
             case ast.Call():
                 return self.call(node, env)
         return self.unknown(node)
+
+    def listed(
+        self, node: ast.expr, rows: Made, target: ast.Name, element: ast.expr, env: ChainMap[str, Any]
+    ) -> Made:
+        """Return the data set whose rows a comprehension makes of another one's."""
+        function: Any = None
+        if isinstance(element, ast.Call) and unparsed(element) == f"{unparsed(element.func)}({target.id})":
+            function = self.value(element.func, env)
+        if not isinstance(function, Function):
+            accepted = ast.arguments([], [ast.arg(target.id)], None, [], [], None, [])
+            function = Function(ast.copy_location(ast.Lambda(accepted, element), node), env)
+        key = Arg(getattr(function.node, "name", "lambda"), node, node)
+        changed = rows.but(told={**rows.told, "function": key})
+        return self.over(node, changed, function, "map", {})
 
     def lines(self, element: ast.expr, over: ast.comprehension) -> bool:
         """Return whether a comprehension parses each line of a file as JSON. It may leave out blank lines."""
@@ -675,6 +694,8 @@ class Follower:
         if last == OVERLONG:
             named |= dict(zip(("max_completion_len", "soft_punish_cache"), at, strict=False))
             return Made("penalty", named, node)
+        if last == UNSLOTH_COLLATOR:
+            return Made(last, {key: arg for key, arg in named.items() if key not in OF_COLLATOR}, node)
         if last == STOPPING or last.startswith("DataCollator"):
             return Made(last, {**dict(zip(STOPS, at, strict=False)), **named}, node)
         if name in ("cast", "typing.cast", "t.cast") and len(args) == 2:
@@ -970,7 +991,7 @@ class Follower:
         return self.unknown(node)
 
     def over(
-        self, node: ast.Call, data_rows: Made, function: Function, name: str, named: dict[str, Arg]
+        self, node: ast.expr, data_rows: Made, function: Function, name: str, named: dict[str, Arg]
     ) -> Made:
         """Return a data set after a function was mapped over its rows."""
         passed: dict[str, Arg] = {}

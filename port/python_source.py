@@ -22,7 +22,16 @@ from typing import Any
 from recipec.compiler.wording import listing, plural
 from recipec.port import fstrings
 from recipec.port.copies import Copier
-from recipec.port.follow import CONFIG, OVERLONG, PATH, STOPPING, STOPS, TRAINERS, Follower
+from recipec.port.follow import (
+    CONFIG,
+    OVERLONG,
+    PATH,
+    STOPPING,
+    STOPS,
+    TRAINERS,
+    UNSLOTH_COLLATOR,
+    Follower,
+)
 from recipec.port.hf_argument_parser import Given
 from recipec.port.keys import defaults_of, words
 from recipec.port.meaning.images import AFTERWARDS
@@ -68,6 +77,8 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
     | {"use_gradient_checkpointing": "gradient_checkpointing"},
     "bnb": {"bnb_4bit_use_double_quant": "use_bnb_nested_quant"},
     "trainer": {"max_seq_length": "max_length"},
+    "collator": {"train_on_responses_only": "assistant_only_loss", "max_seq_length": "max_length"}
+    | {"instruction_part": "turns", "response_part": "turns", "last_response_only": "last_turn"},
 }
 """By constructor: arguments that have another name on TRL's command line."""
 
@@ -624,6 +635,8 @@ class _Assembly:
             del self.unknown[known]
         self.keys[key] = self.key_span(arg)
         self.spans[key] = self.code.span(arg.node)
+        if isinstance(value, Made) and value.kind == UNSLOTH_COLLATOR:
+            self.put_all("collator", value.args)
         if key == "data_collator" and isinstance(value, Made | Known):
             value = value.kind if isinstance(value, Made) else value.name.rpartition(".")[2]
         for callback in value if key == "callbacks" and isinstance(value, list) else ():

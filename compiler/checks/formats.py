@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.lowering.format_keys import ALONE, FIELDS, LOSS_ON, may_carry
+from recipec.compiler.lowering.format_keys import ALONE, FIELDS, LOSS_ON, WITH_PICTURES, may_carry
 from recipec.compiler.lowering.references import (
     COMPRESSIBLE,
     ENDINGS,
@@ -218,6 +218,8 @@ E0413 = Code(
 def _fields(rows: Rows) -> Iterator[Diagnostic]:
     data, place = rows.data, rows.at("fields")
     known = FIELDS[data.format]
+    if data.images is not None and data.format in WITH_PICTURES:
+        known = (*known, "images")
     for name in data.fields if data.format != "prompt" else ():  # rewards may read any column
         if name in known:
             continue

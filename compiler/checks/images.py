@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.format_keys import WITH_PICTURES
 from recipec.compiler.wording import listing
 from recipec.runtime.data.pictures import refused_setting
 from recipec.runtime.model.adapters import PROJECTOR
@@ -17,9 +18,6 @@ IMAGES = "data.images"
 
 UNPROCESSED = ("gemma4_unified", "llama4")
 """Model types with a tower here, whose image processor transformers has only for torchvision."""
-
-READ = ("chat", "instruction", "prompt_completion")
-"""Formats whose samples may have pictures."""
 
 E0480 = Code(
     "E0480",
@@ -150,7 +148,7 @@ def _settings(facts: Facts) -> Iterator[Diagnostic]:
     for key, (refuse, reason) in refused.items():
         if refuse:
             yield Diagnostic(E0484, reason, key, "remove the line, or data.images", at_key=True)
-    if recipe.train.objective == "sft" and not data.formats & set(READ):
+    if recipe.train.objective == "sft" and not data.formats & set(WITH_PICTURES):
         message = f"no sample of the format {listing(sorted(data.formats))} has pictures"
         place = facts.first_given("data.format", "data.train[0].format")
         yield Diagnostic(E0484, message, place, "format: chat, with the pictures in the messages")

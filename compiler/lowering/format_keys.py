@@ -34,6 +34,9 @@ everything after the prompt, where a prompt of messages ends in the template's g
 every token that another stands before.
 """
 
+WITH_PICTURES = ("chat", "instruction", "prompt_completion")
+"""Formats whose samples may have pictures; `data.fields` can then rename the column images."""
+
 ALONE = ("preference", "unpaired_preference", "prompt")
 """Formats whose answers are judged as a whole: they are not mixed with other formats, and not packed."""
 

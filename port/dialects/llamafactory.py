@@ -315,15 +315,21 @@ def _lora(keys: Keys, model: Model | None) -> Says:
         note = "merge.py writes the adapter for the unchanged base model, with twice the rank"
         yield keys.same("pissa_convert", note=note)
     yield from keys.passive(("pissa_init", "pissa_iter", "pissa_convert"), "off")
-    targets = keys.texts("lora_target") or "all"
-    names = [name.strip() for name in targets.split(",")] if isinstance(targets, str) else targets
+    names = _targets(keys)
     spec: str | list[str] = "all-linear" if names == ["all"] else names
     if model is not None:
-        spec = target_modules(model, names, keys.flag("freeze_vision_tower"))
+        spec = target_modules(model, names)
     yield from adapters.say_dropout(keys, (yield from adapters.say_targets(keys, "lora_target", model, spec)))
 
 
-def target_modules(model: Model, names: list[str], freeze_tower: bool = True) -> list[str]:
+def _targets(keys: Keys) -> list[str]:
+    targets = keys.texts("lora_target") or "all"
+    return [name.strip() for name in targets.split(",")] if isinstance(targets, str) else targets
+
+
+def target_modules(
+    model: Model, names: list[str], freeze_tower: bool = True, freeze_projector: bool = True
+) -> list[str]:
     """Return LLaMA-Factory's targets for PEFT: find_all_linear_modules for `all`, and patch_target_modules.
 
     In a model with a vision tower, these are all modules whose name contains one of the targets.
@@ -339,8 +345,8 @@ def target_modules(model: Model, names: list[str], freeze_tower: bool = True) ->
         names = list(dict.fromkeys(name.rpartition(".")[2] for name in kept))
     if composite is None:
         return names
-    # The projector is frozen by default. Whether it is frozen does not matter here.
-    forbidden = (*projector, *(tower if freeze_tower else ()), *conflicts)
+    frozen = (*(projector if freeze_projector else ()), *(tower if freeze_tower else ()))
+    forbidden = (*frozen, *conflicts)
     return [
         module.name
         for module in adapters.modules(model)
@@ -781,10 +787,28 @@ def _pictures(run: LlamaFactory) -> Says:
         yield keys.same("image_max_pixels", sets)
     else:
         yield keys.default("image_max_pixels", sets[MOST_PIXELS], sets, "LLaMA-Factory's default")
+    yield from _tower(run)
     yield from keys.follow(OF_PICTURES)
     if media := keys.text("media_dir"):
         yield keys.same("media_dir", {"data.images.folder": media})
     yield keys.same("media_dir", note="pictures are named from the folder of the data")
+
+
+FREEZES = ("freeze_vision_tower", "freeze_multi_modal_projector")
+
+
+def _tower(run: LlamaFactory) -> Says:
+    """State adapters in the vision tower and its projector, which are frozen by default."""
+    keys, model = run.keys, run.model
+    freezes = [keys.flag(key) for key in FREEZES]
+    if all(freezes) or not run.lora or model is None:
+        return
+    chosen = adapters.choose(model, target_modules(model, _targets(keys), *freezes))
+    if chosen.tower:
+        targets = adapters.with_tower(model, chosen.targets, chosen.tower)
+        yield from keys.passive(FREEZES, "part of lora.vision and lora.targets")
+        yield keys.sets("lora.vision", True)
+        yield keys.sets("lora.targets", targets)
 
 
 def _alpaca(source: Any, columns: Mapping[str, str], ranking: bool) -> DataSet:

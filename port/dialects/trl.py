@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from recipec.compiler.catalog import Model
 from recipec.compiler.wording import listing
 from recipec.port.common_keys import COMMON, say_methods, say_tokens
 from recipec.port.engine import Rule, Says, Statements
+from recipec.port.follow import UNSLOTH_COLLATOR
 from recipec.port.keys import REASONS, Keys, as_number, defaults_of, keys_of, table, tools, words
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import (
     adapters,
     datasets,
     experts,
+    images,
     losses,
     model_names,
     reinforcement,
@@ -189,6 +193,42 @@ def _model(run: Run) -> Says:
     yield keys.unless("model_init_kwargs", (None, {}), f"recipec does not pass on {', '.join(arguments)}")
 
 
+def _images(run: Run) -> Says:
+    """State the pictures of a script with Unsloth's collator for them."""
+    keys, model = run.keys, run.model
+    script = keys.source.script
+    if script is None or keys.text("data_collator") != UNSLOTH_COLLATOR:
+        return
+    rows = script.rows
+    if rows is not None and not rows.by_hand and not scripts.has_pictures(rows.content):
+        yield keys.same("data_collator", note="the rows have no pictures")
+        return
+    sets: dict[str, Any] = {images.IMAGES: {}}
+    notes = []
+    size = keys.value("resize")
+    size = _shrunk(model) if size in (None, "min") else None if size == "max" else size
+    tower = None if model is None else model.tower
+    if isinstance(size, list):
+        notes.append("Unsloth stretches pictures to one size; recipec keeps their shape")
+        size = max(size)
+    if isinstance(size, int) and (tower is None or tower.patches is None):
+        sets = {"data.images.longest_side": size}
+        notes.append(
+            f"Unsloth scales pictures wider than {size} pixels down to them; recipec the longest side"
+        )
+    yield from keys.passive(("resize",), "part of data.images")
+    yield from images.say_images(keys, "data_collator", model, run.objective, sets, "; ".join(notes))
+
+
+def _shrunk(model: Model | None) -> int | None:
+    """Return the width to which Unsloth scales wider pictures down by default."""
+    if model is None:
+        return None
+    vision = {**model.config, **model.multimodal}.get("vision_config")
+    size = vision.get("image_size") if isinstance(vision, Mapping) else None
+    return size if isinstance(size, int) else 512
+
+
 def _lora(run: Run) -> Says:
     keys, model = run.keys, run.model
     run.lora = keys.flag("use_peft")
@@ -211,6 +251,8 @@ def _lora(run: Run) -> Says:
     spec = keys.texts("lora_target_modules")
     if isinstance(spec, list) and len(spec) == 1:
         spec = spec[0] if spec[0] == "all-linear" or any(sign in spec[0] for sign in "*^$|()[]\\") else spec
+    if keys.tool == adapters.UNSLOTH and images.trained_on(keys) and model is not None:
+        spec = yield from _unsloth_targets(keys, model, spec)
     parameters = keys.listed("lora_target_parameters")
     layers, exclude = (
         (yield from adapters.layers_of(keys)),
@@ -235,6 +277,21 @@ def _lora(run: Run) -> Says:
         yield keys.sets("lora.dtype", "float32", "PEFT keeps adapters in float32")
     note = "part of model.quantization" if quantization.value else "not quantized"
     yield from keys.passive(("load_in_4bit", "load_in_8bit", *details), note)
+
+
+def _unsloth_targets(keys: Keys, model: Model, spec: Any) -> Statements[Any]:
+    """Return what Unsloth adapts of a model with a vision tower: by its switches, or the names of a list."""
+    switches = {**adapters.LAYERS_OF, **adapters.MODULES_OF}
+    off = [switch for switch in switches if keys.value(switch) is False]
+    yield from keys.passive(tuple(switches), "part of lora.targets and lora.vision")
+    if spec == "all-linear":
+        return adapters.unsloth_targets(model, ())
+    if not keys.given("lora_target_modules"):
+        return adapters.unsloth_targets(model, off)
+    if isinstance(spec, list) and off:
+        pattern = adapters.unsloth_targets(model, off)
+        return rf"(?=.*\.({'|'.join(map(re.escape, spec))})$){pattern}"
+    return spec
 
 
 def _balance(run: Run) -> Says:
@@ -487,6 +544,8 @@ def _data(run: Trl) -> Says:
     kwargs = keys.mapping("dataset_kwargs")
     skipped = bool(kwargs.get("skip_prepare_dataset"))
     note = "recipec cannot read tokenized rows"
+    if skipped and images.trained_on(keys):
+        yield keys.same("dataset_kwargs", note="Unsloth's collator tokenizes the rows")
     yield keys.unless("dataset_kwargs", () if skipped else (kwargs,), note)
 
 
@@ -733,6 +792,7 @@ RULES: Sequence[Rule[Trl]] = (
     _launch,
     training_arguments.placement,
     _model,
+    _images,
     _lora,
     _data,
     _losses,

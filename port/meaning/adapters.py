@@ -9,18 +9,23 @@ expresses the result in the recipe's terms.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from recipec.compiler.catalog import Model
+from recipec.compiler.lowering.facts import short_name
 from recipec.compiler.wording import listing
 from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys, as_number, table
 from recipec.port.meaning import experts, images
 from recipec.port.refusals import E1145, E1146, E1148, E1160, E1164
 from recipec.port.tool_names import known, of_model
+from recipec.runtime.model.adapters import meant
 from recipec.runtime.model.families.decoder_family import DecoderArchitecture
+from recipec.runtime.model.families.family import LoraTarget
+from recipec.runtime.model.families.towers import HOLDER
 from recipec.runtime.peft.adapter import EMBEDDED
 from recipec.spec.core_schema import flow
 from recipec.spec.language.lora import PROJECTIONS
@@ -88,18 +93,21 @@ def say_targets(
     except experts.Halved as error:
         yield keys.refuse(key, E1145, str(error), f"name {listing(error.others)} too, or neither")
         return None
-    if not chosen.targets:
+    seen = chosen.vision and images.trained_on(keys)
+    if not chosen.targets and not (seen and chosen.tower):
         known = listing(PROJECTIONS)
         message = f"no module of {model.title} that can carry an adapter has these names"
         yield keys.refuse(key, E1164, message, f"its projections are {known}")
         return None
     notes = []
-    beyond = (*chosen.beyond, *((VISION,) if chosen.vision and images.trained_on(keys) else ()))
+    beyond = (*chosen.beyond, *((VISION,) if seen and not chosen.tower else ()))
     if beyond:
         notes.append(f"recipec puts no adapter on {listing(beyond)}: it trains fewer parameters")
     if chosen.unmatched:
         notes.append(f"{model.title} has no module {listing(chosen.unmatched)}")
     sets: dict[str, Any] = {"lora.targets": list(chosen.targets), "lora.layers": chosen.layers}
+    if seen and chosen.tower:
+        sets |= {"lora.targets": with_tower(model, chosen.targets, chosen.tower), "lora.vision": True}
     if chosen.doubled:
         sets |= _doubled(keys, chosen.doubled)
     if also:
@@ -395,6 +403,7 @@ class Module:
         linear: whether it is a torch.nn.Linear; embeddings are not.
         parameter: whether it is a parameter, which `target_parameters` names, and not a module.
         what: its kind if it has no site: "lm_head", "embed_tokens", "router", ..., VISION.
+        tower: the projection of a vision tower that carries an adapter with `lora.vision`; "" for none.
     """
 
     name: str
@@ -402,6 +411,7 @@ class Module:
     linear: bool = True
     what: str = ""
     parameter: bool = False
+    tower: str = ""
 
     @property
     def tensor(self) -> str:
@@ -424,6 +434,7 @@ class Chosen:
         sites: the projections themselves.
         beyond: modules that the tool adapts and a recipe cannot, by `Module.what`, without the vision tower.
         vision: whether parts of a vision tower are among them. Text does not train these.
+        tower: those that carry adapters with `lora.vision`.
         unmatched: entries of the list that match no module.
         parameters: whether some of the sites are parameters instead of linear layers.
         nothing: given names of parameters that do not exist here, or carry no adapter.
@@ -439,13 +450,14 @@ class Chosen:
     parameters: bool = False
     nothing: tuple[str, ...] = ()
     doubled: tuple[str, ...] = ()
+    tower: tuple[str, ...] = ()
 
 
 def modules(model: Model) -> list[Module]:
     """Return a model's transformers modules that PEFT could adapt, the language model's in layer order.
 
-    Only a few of a vision tower's modules are listed. They stand for all, because its layers are numbered in
-    the same way.
+    Of a vision tower that is not computed here only a few modules are listed. They stand for all, because its
+    layers are numbered in the same way.
     """
     prefix = prefix_of(model)
     called = model.family.names
@@ -458,7 +470,8 @@ def modules(model: Model) -> list[Module]:
         out.append(Module(name, site.name, linear, parameter=not linear))
     out += [Module(prefix + name, None, what=name.rpartition(".")[2]) for name in _others(model)]
     if is_multimodal(model):
-        out += [Module(name, None, what=VISION) for name in _tower(model)]
+        known = _trained_tower(model)
+        out += [*known, *(Module(name, None, what=VISION) for name in _tower(model))]
     return [*out, Module(called.head, None, what="lm_head")]
 
 
@@ -522,7 +535,78 @@ def choose(
         any(module in weights for module in matched),
         nothing,
         tuple(dict.fromkeys(doubled)),
+        tuple(dict.fromkeys(module.tower for module in matched if module.tower)),
     )
+
+
+LAYERS_OF = {
+    "finetune_vision_layers": ("vision", "image", "visual", "patch"),
+    "finetune_language_layers": ("language", "text"),
+}
+MODULES_OF = {
+    "finetune_attention_modules": ("self_attn", "attention", "attn"),
+    "finetune_mlp_modules": ("mlp", "feed_forward", "ffn", "dense"),
+}
+"""Unsloth's switches for what gets adapters in a model with a vision tower, with the words in the names of
+its modules by which it finds them."""
+
+
+def unsloth_targets(model: Model, off: Collection[str]) -> str:
+    """Return the regular expression by which Unsloth selects the modules of a model with a vision tower.
+
+    It matches the linear layers whose last name occurs more than once in the model.
+
+    Args:
+        off: the switches that are off.
+    """
+    names = {module.name for module in modules(model) if module.linear and not module.parameter}
+    last = Counter(name.rpartition(".")[2] for name in names)
+    leaves = "|".join(re.escape(name) for name, count in last.items() if count > 1)
+    places, kinds = (
+        "|".join(word for switch, words in of.items() if switch not in off for word in words)
+        for of in (LAYERS_OF, MODULES_OF)
+    )
+    return rf".*({places}).*({kinds}).*\.({leaves})(\..*)?"
+
+
+def with_tower(model: Model, targets: Sequence[str], tower: Sequence[str]) -> list[str]:
+    """Return the `lora.targets` that mean these projections of a vision tower too, and no others of it.
+
+    Args:
+        targets: of the language model.
+        tower: the projections of the tower, by their names in the model.
+    """
+    assert model.tower is not None
+    sites, text = model.tower.targets(), model.family.all_targets(model.architecture)
+    wanted = set(tower)
+
+    def reached(names: Sequence[str], among: Sequence[LoraTarget]) -> set[str]:
+        return {site.name for site in among if any(meant(name, site) for name in names)}
+
+    names = list(dict.fromkeys([*targets, *(short_name(site) for site in sites if site.name in wanted)]))
+    if reached(names, sites) == wanted and reached(names, text) == reached(targets, text):
+        return names
+    if reached(targets, sites) - wanted:
+        holder = model.family.names.layers
+        targets = [rf"{holder}\.\d+\.(.+\.)?{name}" if name.isidentifier() else name for name in targets]
+    stems: dict[str, list[str]] = {}
+    for site in sites:
+        numbered = re.fullmatch(r"(.+?\.)\d+\..+", site.name)
+        stems.setdefault(numbered[1] if numbered else "", []).append(site.name)
+    out = list(targets)
+    for stem, of_stem in stems.items():
+        if stem and wanted.issuperset(of_stem):
+            out.append(rf"{re.escape(stem)}\d+\..+")
+            continue
+        slots = dict.fromkeys(name.removeprefix(stem).partition(".")[2] if stem else name for name in of_stem)
+        for slot in slots:
+            here = [name for name in of_stem if name.endswith(slot) and name in wanted]
+            every = [name for name in of_stem if name.endswith(slot)]
+            if stem and here == every:
+                out.append(rf"{re.escape(stem)}\d+\.{re.escape(slot)}")
+            else:
+                out += [re.escape(name) for name in here]
+    return out
 
 
 def express(model: Model, sites: Sequence[str]) -> tuple[tuple[str, ...], str | list[int]]:
@@ -597,6 +681,15 @@ def _others(model: Model) -> Iterable[str]:
         for layer in layers:
             if (mixture := a.experts_of(layer)) is not None and mixture.shared_gate:
                 yield f"layers.{layer}.{mixture.tensors.block}.shared_expert_gate"
+
+
+def _trained_tower(model: Model) -> Iterator[Module]:
+    """Yield the modules of a vision tower that carry adapters here, and the modules that wrap them."""
+    for site in () if model.tower is None else model.tower.targets():
+        name = HOLDER + site.projection
+        yield Module(name, None, what=VISION, tower=site.projection)
+        if site.inner:
+            yield Module(name.removesuffix(site.inner), None, False, VISION, tower=site.projection)
 
 
 def _tower(model: Model) -> Iterable[str]:

@@ -65,9 +65,30 @@ def is_content(value: Any) -> bool:
     """Return whether a column's value is text, a chat or messages of text."""
     if isinstance(value, list):
         return all(isinstance(item, dict) and item.keys() == {"role", "content"} for item in value) and all(
-            isinstance(item["role"], str) and Text.of([item["content"]]) is not None for item in value
+            isinstance(item["role"], str) and _is_said(item["content"]) for item in value
         )
     return isinstance(value, str | Text | Column) or (isinstance(value, Chat) and is_content(value.messages))
+
+
+def _is_said(content: Any) -> bool:
+    """Return whether a message's content is a text, or parts with texts and pictures."""
+    if not isinstance(content, list):
+        return Text.of([content]) is not None
+    return all(
+        isinstance(part, dict)
+        and part.get("type") in ("text", "image")
+        and all(Text.of([value]) is not None for value in part.values())
+        for part in content
+    )
+
+
+def has_pictures(content: Any) -> bool:
+    """Return whether messages have parts that are pictures."""
+    if isinstance(content, Chat):
+        return has_pictures(content.messages)
+    if isinstance(content, dict):
+        return content.get("type") == "image" or has_pictures(content.get("content"))
+    return isinstance(content, list) and any(map(has_pictures, content))
 
 
 @dataclass(frozen=True)
@@ -224,6 +245,10 @@ files token use_auth_token fix_tokenizer use_exact_model_name data_files
 speed max_memory use_safetensors offload_embedding fast_inference gpu_memory_utilization max_lora_rank
     float8_kv_cache disable_log_stats unsloth_tiled_mlp bnb_4bit_compute_dtype llm_int8_threshold
     llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight llm_int8_skip_modules
+exact turns: the strings that begin the turns, which recipec finds by the chat template
+learned last_turn=null/false: recipec trains on every answer
+learned resize_dimension=null/0/max: recipec scales pictures down by their longest side
+exact snap_to_patch_size: the checkpoint's processor rounds sizes to whole patches
 exact formatting_func: it makes no column that is trained on
 exact standardize_sharegpt: recipec reads both ways of writing conversations
 lost dataset_shuffle: recipec takes the first rows; the script draws as many with a seed

@@ -174,3 +174,10 @@ def test_explain_says_what_the_mask_of_pictures_costs() -> None:
     causal = "model.id=Qwen/Qwen3-VL-2B-Instruct", "data.images={}"
     assert mask_of_pictures(program(*causal)) is None
     assert not [one for one in variants(program("data.images={}")) if "model.attention=splash" in one.sets]
+
+
+def test_fields_name_the_column_of_pictures_only_with_pictures() -> None:
+    fields = "data.fields={images: photos}"
+    assert program("data.images={}", fields).recipe.data.fields == {"images": "photos"}
+    found = lower(load(BASE, [*SETS, fields])).diagnostics
+    assert [diagnostic.code for diagnostic in found if diagnostic.severity == "error"] == ["E0413"]

@@ -102,6 +102,96 @@ def test_unsloth_trains_embedding_and_head_among_its_targets_whole(
     assert row.verdict.value == kind
 
 
+SEEING = """\
+from unsloth import FastVisionModel
+from unsloth.trainer import UnslothVisionDataCollator
+
+QUESTION = "Which formula is this?"
+
+model, processor = FastVisionModel.from_pretrained("unsloth/Qwen3-VL-8B-Instruct", load_in_4bit=False)
+model = FastVisionModel.get_peft_model(
+    model,
+    finetune_vision_layers=True,
+    finetune_mlp_modules=False,
+    r=16,
+    lora_alpha=32,
+)
+
+
+def as_messages(row):
+    asked = [{"type": "text", "text": QUESTION}, {"type": "image", "image": row["image"]}]
+    answer = [{"type": "text", "text": f"${row['text']}$"}]
+    return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]}
+
+
+trainer = SFTTrainer(
+    model=model,
+    processing_class=processor,
+    data_collator=UnslothVisionDataCollator(
+        model,
+        processor,
+        resize=768,
+        train_on_responses_only=True,
+        instruction_part="<|im_start|>user",
+        response_part="<|im_start|>assistant",
+    ),
+    train_dataset=[as_messages(row) for row in rows],
+    args=SFTConfig(
+        max_steps=60,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        learning_rate=2e-4,
+        max_length=2048,
+        remove_unused_columns=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    ),
+)
+trainer.train()
+"""
+
+
+def test_unsloth_script_with_pictures_trains_the_tower_that_it_trains() -> None:
+    """Its collator turns pictures on; a comprehension over the rows makes the conversations."""
+    made = ported(HEAD + SEEING)
+    assert made.whole and made.title == "Unsloth"
+    expected = {
+        "model.id": "Qwen/Qwen3-VL-8B-Instruct",
+        "lora.vision": True,
+        "lora.targets": ["q_proj", "k_proj", "v_proj", "o_proj", "qkv", "proj"],
+        "data.images.longest_side": 768,
+        "data.format": "chat",
+        "data.loss_on": "assistant",
+    }
+    assert {path: value(made, path) for path in expected} == expected
+    row = {"image": {"bytes": b"png"}, "text": "x"}
+    question, answer = converted(made, row)["messages"]
+    assert question["content"] == [
+        {"type": "text", "text": "Which formula is this?"},
+        {"type": "image", "image": row["image"]},
+    ]
+    assert answer == {"role": "assistant", "content": [{"type": "text", "text": "$x$"}]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("finetune_vision_layers=True", "finetune_vision_layers=False", {"lora.vision": None}),
+        (
+            "finetune_mlp_modules=False",
+            "finetune_language_layers=False",
+            {"lora.vision": True, "lora.targets": [r"visual\.blocks\.\d+\..+"]},
+        ),
+        ("resize=768", 'resize="max"', {"data.images": {}}),
+        ("        resize=768,\n", "", {"data.images.longest_side": 512}),
+        ("train_on_responses_only=True", "train_on_responses_only=False", {"data.loss_on": "all"}),
+    ],
+)
+def test_switches_of_unsloth_for_pictures(old: str, new: str, expected: dict[str, Any]) -> None:
+    made = ported(HEAD + SEEING.replace(old, new))
+    assert made.whole, made.diagnostics
+    assert {path: value(made, path) for path in expected} == expected
+
+
 def test_report_gives_line_and_column_of_argument_value() -> None:
     made = ported(HEAD + 'SFTTrainer("Qwen/Qwen3-8B", train_dataset=rows, args=SFTConfig(\n    seed=7,\n))\n')
     (row,) = [row for row in made.rows if row.key == "seed"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,20 @@ from recipec.runtime.model.adapters import LoraSettings, build_adapters, parse_l
 @functools.cache
 def module_names(name: str) -> dict[str, bool]:
     """Return the modules of transformers' model, without weights, and whether each is a Linear."""
-    config = deepcopy(entries()[name]["config"])  # transformers writes into nested values
+    config = {**entries()[name]["config"], **find(name, Path()).multimodal}
+    config = deepcopy(config)  # transformers writes into nested values
+    if "vision_config" in config:
+        config["vision_config"]["vision_use_head"] = False  # as Gemma 3's config.json has it
     with torch.device("meta"):
         model = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(**config))
     return {path: isinstance(module, torch.nn.Linear) for path, module in model.named_modules() if path}
 
 
-def by_peft(name: str, spec: Any, layers: list[int] | None = None, exclude: Any = None) -> set[str]:
-    """Return the projections of the language model that PEFT adapts, without the model's prefix."""
+def by_peft(
+    name: str, spec: Any, layers: list[int] | None = None, exclude: Any = None, tower: bool = False
+) -> set[str]:
+    """Return the projections of the language model that PEFT adapts, without the model's prefix; or those of
+    the vision tower and its projector."""
     from peft import LoraConfig
     from peft.tuners.tuners_utils import _ExcludedModule, check_target_module_exists
 
@@ -42,7 +49,13 @@ def by_peft(name: str, spec: Any, layers: list[int] | None = None, exclude: Any 
         for key in module_names(name)
         if (hit := check_target_module_exists(config, key)) and not isinstance(hit, _ExcludedModule)
     }
-    text = [key for key in found if "vision_tower" not in key]
+    if tower:
+        return {
+            key.removeprefix("model.")
+            for key in found
+            if "language_model" not in key and module_names(name)[key] and key != "lm_head"
+        }
+    text = [key for key in found if not any(part in key for part in ("vision_tower", "visual."))]
     return {
         key[key.index("layers.") :] for key in text if re.search(r"_proj$", key) and "per_layer" not in key
     }
@@ -84,6 +97,40 @@ def test_adapted_projections_match_peft(name: str, spec: Any, layers: Any, exclu
     assert adapted(model, found) == wanted
 
 
+MISTRAL3, QWEN_VL = "mistralai/Mistral-Small-3.2-24B-Instruct-2506", "Qwen/Qwen3-VL-8B-Instruct"
+QWEN_VL_2 = "Qwen/Qwen2.5-VL-7B-Instruct"
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        (GEMMA3, ["q_proj", "fc2"]),
+        (GEMMA3, r".*vision_tower.*\.[0-3]\.self_attn\..*_proj|.*language_model.*q_proj"),
+        (MISTRAL3, "all-linear"),
+        (MISTRAL3, ["q_proj", "linear_1"]),
+        (QWEN_VL, ["qkv", "q_proj"]),
+        (QWEN_VL, r".*(visual.*linear_fc1|language_model.*down_proj)"),
+        (QWEN_VL, ()),
+        (QWEN_VL, ("finetune_language_layers",)),
+        (QWEN_VL, ("finetune_vision_layers", "finetune_mlp_modules")),
+        (QWEN_VL_2, ()),
+        (QWEN_VL_2, ("finetune_attention_modules",)),
+    ],
+)
+def test_adapted_projections_of_a_tower_match_peft(name: str, spec: Any) -> None:
+    """Compare what a recipe with lora.vision adapts; a tuple names Unsloth's switches that are off."""
+    model = model_of(name)
+    if isinstance(spec, tuple):
+        spec = adapters.unsloth_targets(model, spec)
+    found = adapters.choose(model, spec)
+    text, tower = by_peft(name, spec), by_peft(name, spec, tower=True)
+    assert (set(found.sites), set(found.tower)) == (text, tower)
+    targets = adapters.with_tower(model, found.targets, found.tower) if tower else found.targets
+    settings = LoraSettings(rank=4, alpha=8.0, targets=tuple(targets), dropout=0.0, vision=True)
+    architecture = replace(model.architecture, vision=model.tower)
+    assert {adapter.name for adapter in build_adapters(model.family, architecture, settings)} == text | tower
+
+
 def adapted(model: Model, found: adapters.Chosen) -> set[str]:
     """Return the projections that the recipe adapts."""
     layers = parse_layers(found.layers, model.architecture.num_layers)
@@ -95,7 +142,7 @@ def adapted(model: Model, found: adapters.Chosen) -> set[str]:
 def test_module_names_match_transformers(name: str) -> None:
     ours = {module.name: module for module in adapters.modules(model_of(name))}
     theirs = module_names(name)
-    text = {key for key, linear in theirs.items() if linear and "vision_tower" not in key}
+    text = {key for key, linear in theirs.items() if linear and "vision" not in key}
     assert text == {key for key, module in ours.items() if module.linear and module.what != adapters.VISION}
     assert {key for key, module in ours.items() if module.site is None and not module.linear} <= set(theirs)
 
