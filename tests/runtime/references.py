@@ -17,6 +17,7 @@ import torch
 
 from recipec.runtime.checkpoints.trained_weights import hugging_face
 from recipec.runtime.model.adapters import PARTS
+from recipec.runtime.model.families.towers import is_of_tower
 from recipec.runtime.model.initial import path_hash
 from recipec.runtime.model.lora import random_bits, row_salts
 from recipec.runtime.sections import Log
@@ -85,12 +86,12 @@ def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
     for parameter in built.whole:
         for number, source in enumerate(parameter.sources):
             part = arrays[parameter.path][parameter.place(number)]
-            out[source.name] = (hugging_face(part, source),)
+            out[source.name.removeprefix("model.")] = (hugging_face(part, source),)
     return {name: tuple(part.copy() for part in parts) for name, parts in out.items()}
 
 
 LORA = ("init", "kind", "loraplus_lr_ratio", "rank_pattern", "rslora", "start_from")
-LORA += ("quantization", "modules_to_save", "trainable_tokens", "vocab_size", "qat", "images")
+LORA += ("quantization", "modules_to_save", "trainable_tokens", "vocab_size", "qat", "images", "vision")
 """Fields of LoraSettings that `twenty_steps` takes, and that the model takes. If `qat` is given, the
 reference rounds by itself."""
 NF4 = [
@@ -218,13 +219,14 @@ def wrap(model: Any, names: Sequence[str], parameters: Sequence[str], **options:
     Args:
         names: regular expressions of the projections' names.
         parameters: names of parameters within a layer.
-        options: arguments of LoraConfig.
+        options: arguments of LoraConfig; vision also adapts the tower and its projector.
     """
     import peft
     from peft.utils import transformers_weight_conversion as conversion
 
     multimodal = any("language_model." in name for name, _ in model.named_modules())
     inner = r"language_model\..*layers\." if multimodal else r"(?:layers|h)\.\d+\."
+    inner = r"model\." if options.pop("vision", False) else inner
     pattern = re.compile(rf".*{inner}.*\.({'|'.join(names)})")
     linear = [
         name
@@ -350,6 +352,7 @@ def peft_steps(
     options |= {"use_rslora": True} if methods.get("rslora") else {}
     options |= {"use_dora": dora, "modules_to_save": whole, "ensure_weight_tying": bool(whole)}
     options |= {"trainable_token_indices": [*methods.get("trainable_tokens", ())] or None}
+    options |= {"vision": methods.get("vision", False)}
     if adapter := methods.get("start_from"):
         from peft import PeftModel
 
@@ -359,7 +362,9 @@ def peft_steps(
     weights = {}
     for name, module in model.named_modules():
         if "default" in getattr(module, "lora_A", ()):
-            own = re.sub(r".*?\b(?=(layers|h)\.\d)", "", name).replace(".base_layer", "")
+            own = name.removeprefix("base_model.model.model.").replace(".base_layer", "")
+            if not is_of_tower(own):
+                own = re.sub(r".*?\b(?=(layers|h)\.\d)", "", own)
             if hasattr(module, "parameter_name"):
                 own = f"{own}.{module.parameter_name}".removesuffix(".weight")
             weights |= {

@@ -1,4 +1,4 @@
-"""Adapters in vision towers, and projectors trained whole, against PEFT."""
+"""Adapters in vision towers, and projectors trained whole, against transformers and PEFT in float32."""
 
 from __future__ import annotations
 
@@ -15,8 +15,47 @@ from recipec.runtime.peft.fitting import fitting, settings_of
 from recipec.runtime.peft.importing import arrays_of
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
-from tests.runtime import towers, training
+from tests.runtime import references, towers, training
 from tests.runtime.runs import write_adapter, write_merged
+
+pytestmark = pytest.mark.usefixtures("highest")
+
+LIMIT = 1e-5
+AXES = {"fsdp": 2, "tp": 2}
+NAMES = {
+    "gemma3": ("out_proj", "fc1", "fc2"),
+    "qwen3_vl": ("qkv", "proj", "linear_fc1", "linear_fc2"),
+}
+"""The linear layers of towers and projectors that the language model does not have."""
+
+
+@pytest.mark.parametrize(
+    ("case", "methods", "adapted"),
+    [
+        pytest.param("gemma3", {"vision": True}, 14 + 12, marks=pytest.mark.e2e),
+        pytest.param("qwen3_vl", {"vision": True}, 14 + 12 + 6, marks=pytest.mark.e2e),
+        pytest.param("mistral3", {"modules_to_save": ["projector"]}, 14 + 6, marks=pytest.mark.e2e),
+    ],
+)
+def test_twenty_steps_match_peft(
+    case: str, methods: dict[str, object], adapted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = towers.reference(case)
+    model.save_pretrained(tmp_path / "base")
+    architecture = HFCheckpoint.open(tmp_path / "base").seeing().architecture
+    batch = towers.batches(architecture.vision, bool(architecture.turned_axes))
+    monkeypatch.setattr(training, "batch", batch)
+    targets = (*training.TARGETS, *NAMES.get(case, ()))
+    alike = references.twenty_steps(
+        tmp_path / "base", model, AXES, tmp_path / "run", targets=targets, images=True, clip=0.05, **methods
+    )
+    print(f"\n{alike}")
+    assert alike.adapted == adapted
+    assert alike.losses <= LIMIT * alike.of_loss
+    assert alike.gradients <= 1e-4
+    assert alike.parameters <= 0.02 * alike.moved
+    assert alike.moved > 5e-3
+
 
 ALL = (*training.TARGETS, "out_proj", "fc1", "fc2", "qkv", "proj", "linear_fc1", "linear_fc2")
 SETTINGS = {
