@@ -97,6 +97,7 @@ READ_BY_PORT = {
     *("compiler.lowering.hardware", "compiler.lower"),
     *("compiler.lowering.program", "compiler.lowering.references", "compiler.lowering.run_length"),
     *("runtime.model.adapters", "runtime.model.families", "runtime.model.families.decoder_family"),
+    "runtime.model.families.towers",
     *("runtime.data.messages", "runtime.data.tokenizer", "runtime.peft.adapter"),
     *("runtime.training.objectives", "runtime.reinforcement.loss_types"),
     # Texts of recipes, modules and pages.

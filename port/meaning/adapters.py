@@ -24,7 +24,6 @@ from recipec.port.refusals import E1145, E1146, E1148, E1160, E1164
 from recipec.port.tool_names import known, of_model
 from recipec.runtime.model.adapters import meant
 from recipec.runtime.model.families.decoder_family import DecoderArchitecture
-from recipec.runtime.model.families.family import LoraTarget
 from recipec.runtime.model.families.towers import HOLDER
 from recipec.runtime.peft.adapter import EMBEDDED
 from recipec.spec.core_schema import flow
@@ -580,7 +579,7 @@ def with_tower(model: Model, targets: Sequence[str], tower: Sequence[str]) -> li
     sites, text = model.tower.targets(), model.family.all_targets(model.architecture)
     wanted = set(tower)
 
-    def reached(names: Sequence[str], among: Sequence[LoraTarget]) -> set[str]:
+    def reached(names: Sequence[str], among: Iterable[Any]) -> set[str]:
         return {site.name for site in among if any(meant(name, site) for name in names)}
 
     names = list(dict.fromkeys([*targets, *(short_name(site) for site in sites if site.name in wanted)]))
