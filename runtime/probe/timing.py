@@ -25,7 +25,6 @@ from jax.profiler import ProfileData, ProfileOptions
 from jax.sharding import Mesh
 
 from ..errors import say
-from ..model.families.vision import VisionArchitecture
 from ..model.loading import build
 from ..model.random_weights import RandomCheckpoint
 from ..settings import RunSettings
@@ -93,9 +92,7 @@ def timed(
         live = jax.device_put(step.live, step.shardings)
         rows = _rows(settings, base.architecture.vocab_size)
         if base.architecture.vision is not None:
-            rows |= _pictures(base.architecture.vision, patches, rows["tokens"].shape)
-            if base.architecture.turned_axes:
-                rows["rotary_positions"] = np.repeat(rows["positions"][..., None], 3, axis=-1)
+            rows |= _pictures(base.architecture, patches, rows["positions"])
         arguments = placed(rows, mesh)
         begun = time.monotonic()
         compiled = step.jit().lower(live, step.base, arguments).compile()
@@ -186,13 +183,15 @@ def _rows(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
     }
 
 
-def _pictures(vision: VisionArchitecture, patches: int, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+def _pictures(architecture: Any, patches: int, positions: np.ndarray) -> dict[str, np.ndarray]:
     """Return the pictures of rows that begin with their tokens.
 
     Args:
+        architecture: of a model with a vision tower.
         patches: of a row.
-        shape: of the tokens.
+        positions: int32[B, T], of the tokens.
     """
+    vision, shape = architecture.vision, positions.shape
     place, count = np.arange(patches), patches // vision.patches_of_feature
     size = vision.patches or patches
     side = math.isqrt(size)
@@ -209,6 +208,8 @@ def _pictures(vision: VisionArchitecture, patches: int, shape: tuple[int, int]) 
         name: np.broadcast_to(array.astype(np.int32), (shape[0], *array.shape))
         for name, array in arrays.items()
     }
+    if architecture.turned_axes:
+        rows["rotary_positions"] = np.repeat(positions[..., None], 3, axis=-1)
     return {"patches": np.broadcast_to(pixels, (shape[0], *pixels.shape)), **rows}
 
 

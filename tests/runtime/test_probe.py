@@ -20,7 +20,8 @@ from safetensors.numpy import load_file, save_file
 from recipec.compiler.lowering.libtpu import known
 from recipec.compiler.plan.abstract import abstract_batch
 from recipec.runtime.model.adapters import lora_settings
-from recipec.runtime.model.random_weights import write_text_model
+from recipec.runtime.model.families import family_of
+from recipec.runtime.model.random_weights import RandomCheckpoint, write_text_model
 from recipec.runtime.model.remat import POLICIES
 from recipec.runtime.probe import compare_numbers, machine, timing
 from recipec.runtime.probe.probe import main
@@ -37,6 +38,7 @@ from recipec.runtime.settings import (
 )
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.runtime.weights.checkpoint import HFCheckpoint
+from tests.runtime import towers
 from tests.runtime.probed import CONFIG, build, environment_of, run
 from tests.runtime.runs import lora_section
 
@@ -164,6 +166,23 @@ def test_each_objective_is_computed_and_timed(
     assert {name: (array.shape, array.dtype) for name, array in timed.items()} == {
         name: (shape.shape, shape.dtype) for name, shape in shapes.items()
     }
+
+
+@pytest.mark.parametrize("case", ["gemma3", "qwen3_vl"])
+def test_a_step_with_pictures_is_timed(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row has two pictures of Gemma 3's size, or one of any size."""
+    for name, value in {"WARM": 0, "TIMED": 1, "parts": lambda *arguments: {}}.items():
+        monkeypatch.setattr(timing, name, value)
+    config = towers.config_of(case).to_dict()
+    run = replace(settings(), model=replace(settings().model, family=family_of(config).name))
+    mesh = compare_numbers.reference_mesh({"fsdp": 2, "tp": 1})
+    depth = timing.timed(config, (0, 1), run, optax.adam, mesh, 72)
+    assert depth.layers == 2 and depth.seconds > 0
+    blind = timing.timed(config, (0, 1), run, optax.adam, mesh)
+    assert depth.compiled_bytes > blind.compiled_bytes
+    architecture = RandomCheckpoint.of(config).seeing().architecture
+    arrays = timing._pictures(architecture, 72, timing._rows(run, 64)["positions"])
+    assert ("rotary_positions" in arrays) == (case == "qwen3_vl")
 
 
 def test_a_device_that_is_slower_than_the_others_is_named() -> None:
