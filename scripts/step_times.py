@@ -241,7 +241,8 @@ def timings() -> list[tuple[str, Splash, float]]:
 
 def table() -> str:
     """Return the rows as Markdown; each is predicted from the other rows."""
-    cells, errors = [], []
+    cells: list[tuple[str, ...]] = []
+    errors: list[float] = []
     for row, seconds in left_out(rows()):
         errors.append(seconds / row.seconds - 1)
         name = f"{row.row.partition('-')[0]}: {row.run} ({row.row})"
