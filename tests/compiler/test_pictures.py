@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from recipec.compiler.emitters.emit import emit
@@ -14,10 +17,12 @@ from recipec.compiler.explain.explain import summary
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.assumed_pictures import row_patches, row_pictures
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.abstract import abstract_pictures
 from recipec.compiler.plan.search import variants
 from recipec.compiler.roofline import server_memory
 from recipec.compiler.roofline.step_estimate import mask_of_pictures, need, picture_bytes
 from recipec.compiler.roofline.training_step import model_flops, rows, state_bytes, tower_flops
+from recipec.runtime.model.layers import Images
 from recipec.spec.load import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,3 +186,13 @@ def test_fields_name_the_column_of_pictures_only_with_pictures() -> None:
     assert program("data.images={}", fields).recipe.data.fields == {"images": "photos"}
     found = lower(load(BASE, [*SETS, fields])).diagnostics
     assert [diagnostic.code for diagnostic in found if diagnostic.severity == "error"] == ["E0413"]
+
+
+def test_a_plan_has_the_arrays_that_a_run_gives_the_model() -> None:
+    tokens = jax.ShapeDtypeStruct((8, 2048), jnp.int32)
+    names = {field.name for field in fields(Images)}
+    turned = program("model.id=Qwen/Qwen3-VL-2B-Instruct", "data.images={}")
+    arrays = abstract_pictures(turned, tokens)
+    assert set(arrays) == names and arrays["rotary_positions"].shape == (8, 2048, 3)
+    assert set(abstract_pictures(program("data.images={}"), tokens)) == names - {"rotary_positions"}
+    assert not abstract_pictures(program(), tokens)
