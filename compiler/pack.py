@@ -43,6 +43,10 @@ GZIP = b"\x1f\x8b"
 """The first bytes of an archive."""
 
 
+NAMING = (".json", ".jsonl", ".csv")
+"""Endings of files whose rows can only name pictures, or hold them as text."""
+
+
 def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | None = None) -> Path:
     """Write NAME.tar.gz: NAME/ with its data, the runtime's wheel with its page, and the schema.
 
@@ -75,6 +79,12 @@ def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | N
     members[SCHEMA] = out_dir / SCHEMA
     for path in _data_files(lock):
         data = _find_data(path, folder, recipe)
+        if lock["recipe"].get("data", {}).get("images") is not None and {*data.suffixes} & {*NAMING}:
+            raise ArtifactError(
+                f"the rows of {path} name pictures by their paths, and pack does not bring these",
+                "give the folder that has the rows and their pictures as data.train, or rows in Parquet with "
+                "the pictures in them",
+            )
         for file in sorted(data.rglob("*")) if data.is_dir() else [data]:
             if file.is_file():
                 inside = "" if file == data else f"/{file.relative_to(data).as_posix()}"
