@@ -91,7 +91,9 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         what = "image processor" if unprocessed else "vision tower"
         message = f"{model.title} has no {what} in this version, and data.images trains on pictures"
         yield Diagnostic(E0480, message, IMAGES, help, at_key=True)
-    elif model is not None and (refused := refused_setting(data.images, _processor(model.config))):
+    elif model is not None and (
+        refused := refused_setting(data.images.tokens, data.images.tiles, _processor(model.config))
+    ):
         key, reason, help = refused
         yield Diagnostic(E0486, f"{key}: {reason}", key, help, at_key=True)
     if recipe.train.objective != "sft":

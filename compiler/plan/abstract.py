@@ -30,6 +30,7 @@ from recipec.compiler.plan.depth import renumbered, shortened
 from recipec.compiler.plan.results import Compiled
 from recipec.compiler.python_text import source
 from recipec.runtime.model.decode import jit_generate
+from recipec.runtime.model.families.description import DecoderArchitecture
 from recipec.runtime.model.families.family import parameter_path
 from recipec.runtime.model.families.transformers import TransformersArchitecture
 from recipec.runtime.model.loading import Built, abstract_model
@@ -259,7 +260,8 @@ def abstract_pictures(program: Program, tokens: Any) -> dict[str, Any]:
     Args:
         tokens: of the micro-batch, int32[B, T].
     """
-    vision, patches = program.architecture.vision, row_patches(program)
+    architecture, patches = program.architecture, row_patches(program)
+    vision = architecture.vision
     if vision is None or not patches:
         return {}
     rows = tokens.shape[0]
@@ -270,7 +272,7 @@ def abstract_pictures(program: Program, tokens: Any) -> dict[str, Any]:
         "image_features": (tokens.shape, jnp.int32),
         "image_ids": (tokens.shape, jnp.int32),
     }
-    if program.architecture.turned_axes:
+    if isinstance(architecture, DecoderArchitecture) and architecture.turned_axes:
         shapes["rotary_positions"] = ((*tokens.shape, 3), jnp.int32)
     return {
         name: jax.ShapeDtypeStruct(shape, dtype, sharding=tokens.sharding)

@@ -550,7 +550,7 @@ UNREAD = (
 
 def _changed(processor: dict[str, Any], kind: str, images: Images) -> dict[str, Any]:
     """Return a processor's settings with the recipe's."""
-    if refused := refused_setting(images, kind):
+    if refused := refused_setting(images.tokens, images.tiles, kind):
         key, reason, help = refused
         raise UserError(f"{key}: {reason}", help)
     if images.tokens is None:

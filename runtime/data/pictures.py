@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, first_line
-from ..sections import Images
 from ..untrusted import is_endless
 from .row_values import Malformed, kind
 
@@ -59,12 +58,12 @@ none for any number."""
 LOCAL_COPY = "a run fetches no picture from the web: download it, and name the file"
 
 
-def refused_setting(images: Images, kind: str) -> tuple[str, str, str] | None:
+def refused_setting(tokens: int | None, tiles: int | None, kind: str) -> tuple[str, str, str] | None:
     """Return the key of data.images that a kind of image processor does not take, the reason, and what to
     type instead; None if it takes all."""
-    if images.tiles is not None:
+    if tiles is not None:
         return "data.images.tiles", "this model's image processor cuts no tiles", "remove the line"
-    if (tokens := images.tokens) is None:
+    if tokens is None:
         return None
     key, limits = "data.images.tokens", TOKEN_LIMITS.get(kind)
     if limits is None:

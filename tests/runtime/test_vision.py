@@ -57,8 +57,7 @@ def test_gemma3_features_equal_transformers(tmp_path: Path, monkeypatch: pytest.
 
 AXES = {"fsdp": 4, "tp": 2}
 CASES = [
-    "gemma3",
-    pytest.param("qwen3_vl", marks=pytest.mark.e2e),
+    *(pytest.param(case, marks=pytest.mark.e2e) for case in ("gemma3", "qwen3_vl")),
     *(
         pytest.param(case, marks=pytest.mark.nightly)
         for case in ("gemma4", "mistral3", "qwen2_5_vl", "qwen3_5")
