@@ -28,6 +28,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import stores
 from ..errors import UserError, first_line
 from ..untrusted import is_endless
 from .row_values import Malformed, kind
@@ -247,28 +248,38 @@ def content_of(place: str, kept: Path, what: str) -> bytes:
 
     Raises:
         Malformed: it is missing, too large, not a file, or cannot be read.
+        UserError: a bucket refuses access or does not answer, and all its pictures would be left out.
     """
     if place.startswith(KEPT):
         place = str(kept_file(place, kept))
     try:
         if place.startswith(BUCKET):
-            import fsspec
-
-            with fsspec.open(place, "rb") as stream:
-                content = stream.read(MOST_BYTES + 1)
+            content = _from_bucket(place)
         else:
             if is_endless(place):
                 raise Malformed(f"{what} is no regular file")
             with open(place, "rb") as stream:
                 content = stream.read(MOST_BYTES + 1)
-    except Malformed:
-        raise
     except FileNotFoundError:
         raise Malformed(f"{what} is missing: {place}") from None
-    except Exception as error:  # file systems raise any exception
+    except OSError as error:
         raise Malformed(f"{what} cannot be read: {first_line(error)}") from error
     if len(content) > MOST_BYTES:
         raise Malformed(f"{what} is larger than {MOST_BYTES >> 20} MiB")
+    return content
+
+
+def _from_bucket(place: str) -> bytes:
+    try:
+        import fsspec
+
+        stores.silence()
+        with fsspec.open(place, "rb") as stream:
+            content: bytes = stream.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # file systems raise any exception
+        raise stores.failed(place, "read", error) from error
     return content
 
 

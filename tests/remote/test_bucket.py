@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -21,6 +22,9 @@ from recipec.runtime.addresses import path_of
 from recipec.runtime.checkpoints import record, resuming, saving
 from recipec.runtime.checkpoints.saved_steps import choose_step, saved_steps, step_folders, unfinished
 from recipec.runtime.checkpoints.trained_weights import load_trained
+from recipec.runtime.data.pictures import content_of
+from recipec.runtime.data.row_values import Malformed
+from recipec.runtime.errors import UserError
 from recipec.runtime.merging import merge
 from recipec.runtime.merging.job import output_folder
 from recipec.runtime.metrics import run_facts
@@ -180,6 +184,23 @@ def test_temporary_store_faults_are_retried(
     assert record.read_record(run)["name"] == "tiny"
     assert len(bucket.waits) >= 4  # aiohttp itself repeats requests on a connection that had been idle
     assert bucket.names() == ["run/recipe.lock.json"]
+
+
+def test_pictures_of_a_bucket_that_refuses_end_the_run_and_a_missing_one_is_a_malformed_row(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    bucket.put("a.png", b"bytes")
+    assert content_of(f"{bucket.url}/a.png", tmp_path, "picture 0") == b"bytes"
+    with pytest.raises(Malformed, match="picture 0 is missing: gs://"):
+        content_of(f"{bucket.url}/b.png", tmp_path, "picture 0")
+    for fault, way_out in ((503, "try again later"), (403, "GOOGLE_APPLICATION_CREDENTIALS")):
+        bucket.server.faults.clear()
+        bucket.server.fail(bucket.name, fault, times=10_000)
+        fsspec.get_filesystem_class("gs").clear_instance_cache()
+        with pytest.raises(UserError) as refused:
+            content_of(f"{bucket.url}/a.png", tmp_path, "picture 0")
+        assert "a.png: cannot be" in str(refused.value) or "a.png cannot be" in str(refused.value)
+        assert way_out in (refused.value.help or "")
 
 
 @pytest.mark.parametrize(
