@@ -186,7 +186,9 @@ class RewardTrainer(RecipeLoop, GRPOTrainer):
         """Draw completions, and their order, with noise of the run's seed and the step, so that a resumed run
         gets the same ones."""
         place = [self.args.seed, self.state.global_step, self.accelerator.process_index]
-        with torch.random.fork_rng():
+        # Name the devices: otherwise torch asks any backend that is registered in this process.
+        device = self.accelerator.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
             return super()._prepare_inputs(generation_batch)
 
