@@ -24,6 +24,7 @@ fi
 
 export HF_HUB_OFFLINE=1
 export VLLM_NO_USAGE_STATS=1
+export RPA_V3_DECODE_BLOCK_SIZES="1,1024,1,1024"
 
 # Modules in the current folder are not used.
 export PYTHONSAFEPATH=1
