@@ -169,8 +169,13 @@ def test_a_model_learns_what_pictures_show(root: Path, tmp_path: Path) -> None:
     assert right["after"] >= 0.9
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize("more", ["", ", vision: true, modules_to_save: [projector]"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param("", marks=pytest.mark.nightly),
+        pytest.param(", vision: true, modules_to_save: [projector]", marks=pytest.mark.e2e),
+    ],
+)
 def test_a_resumed_run_is_the_same_and_keeps_what_is_frozen(more: str, root: Path, tmp_path: Path) -> None:
     _made(tmp_path)
     lora = f"{{rank: 4, dropout: 0.1, dtype: float32{more}}}"

@@ -55,7 +55,10 @@ def test_parity_cases_cover_loss_on_packing_and_normalization() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.nightly if name == "qwen3" else pytest.mark.e2e) for name in CASES],
+    [
+        pytest.param(name, marks=pytest.mark.nightly if name in ("qwen3", "gemma3") else pytest.mark.e2e)
+        for name in CASES
+    ],
 )
 def test_backends_match_in_losses_gradients_and_trained_weights(
     name: str, place: Callable[[str], Place]

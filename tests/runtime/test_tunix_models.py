@@ -158,8 +158,14 @@ def tunix_steps(model: Any, optimizer: Any) -> tuple[np.ndarray, np.ndarray]:
     return loss, norm
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize("name", ["gemma2", "gemma3, scaled as the 27B", "gemma4, keys as values"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("gemma2", marks=pytest.mark.nightly),
+        pytest.param("gemma3, scaled as the 27B", marks=pytest.mark.e2e),
+        pytest.param("gemma4, keys as values", marks=pytest.mark.nightly),
+    ],
+)
 def test_twenty_lora_steps_match_tunix(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

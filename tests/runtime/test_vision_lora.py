@@ -33,7 +33,7 @@ NAMES = {
     ("case", "methods", "adapted"),
     [
         pytest.param("gemma3", {"vision": True}, 14 + 12, marks=pytest.mark.e2e),
-        pytest.param("qwen3_vl", {"vision": True}, 14 + 12 + 6, marks=pytest.mark.e2e),
+        pytest.param("qwen3_vl", {"vision": True}, 14 + 12 + 6, marks=pytest.mark.nightly),
         pytest.param("mistral3", {"modules_to_save": ["projector"]}, 14 + 6, marks=pytest.mark.e2e),
     ],
 )
