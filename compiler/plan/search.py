@@ -164,7 +164,7 @@ class _RunningSearch:
             (candidate, first) for candidate, first in zip(now, firsts, strict=True) if first and first.quick
         ]
         work = [self._job(candidate, part) for candidate, first in quick for part in first.scheduled]
-        results = iter(compile_jobs(work, self._progress_of("scheduling", len(quick))) if work else ())
+        results = iter(compile_jobs(work, self._scheduling(len(quick))) if work else ())
         out = [candidate for candidate, first in zip(now, firsts, strict=True) if not (first and first.quick)]
         for candidate, first in quick:
             done = {part: next(results) for part in first.scheduled}
@@ -228,7 +228,7 @@ class _RunningSearch:
         try:
             compile_jobs(
                 work,
-                self._progress_of("compiling", len(now)),
+                self._compiling(len(now)),
                 on_done=lambda index, result, _: done.update({index: result}),
             )
         finally:
@@ -327,13 +327,20 @@ class _RunningSearch:
         sets, tokens, least = candidate.variant.sets, candidate.tokens, candidate.lowest[0]
         self.points.append(Point(sets, status, reason, tokens, least, **figures))
 
-    def _progress_of(self, doing: str, count: int) -> Progress | None:
-        """Return a callback that reports work on `count` configurations as part of the whole search."""
+    def _scheduling(self, count: int) -> Progress | None:
+        """Return a callback that reports schedules of `count` configurations, before the compiles."""
+        progress = self.progress
+        if progress is None:
+            return None
+        return lambda share, text: progress(
+            0.0, f"{plural(count, 'configuration')}, {share:.0%} scheduled, {text}"
+        )
+
+    def _compiling(self, count: int) -> Progress | None:
+        """Return a callback that reports compiling `count` configurations as part of the whole search."""
         progress, before = self.progress, self.compiled
         if progress is None:
             return None
-        if doing == "scheduling":
-            return lambda share, text: progress(0.0, f"{count} configurations, {share:.0%} scheduled, {text}")
         return lambda share, text: progress(
             (before + share * count) / self.options.most,
             f"{before} of at most {self.options.most} configurations, {text}",

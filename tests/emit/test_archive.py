@@ -82,6 +82,16 @@ def test_pack_names_missing_data_and_writes_no_archive(project: Path) -> None:
     assert not list(project.glob("*.tar.gz")) and not list(project.glob(".*.tar.gz*"))
 
 
+def test_pack_refuses_data_whose_pictures_would_stay_behind(project: Path) -> None:
+    recipe = project / "recipes/sample.yaml"
+    recipe.write_text(RECIPE.replace("data: {", "data: {images: {}, "), encoding="utf-8")
+    write(project / "generated", {"sample": emit(compiled(recipe))})
+    with pytest.raises(ArtifactError, match=r"the rows of data/train\.jsonl name pictures") as raised:
+        pack("sample", Path("generated"))
+    assert "rows in Parquet with the pictures in them" in str(raised.value.help)
+    assert not list(project.glob("*.tar.gz"))
+
+
 @pytest.mark.parametrize("linked", ["recipes/data/train.jsonl", "recipes/data"])
 def test_the_help_for_linked_data_replaces_the_link_with_a_copy(linked: str, project: Path) -> None:
     away = project.parent / f"away {project.name}"
