@@ -110,7 +110,7 @@ W0545 = Code(
 def _generating(program: Program, facts: Facts) -> list[Diagnostic]:
     """Check the memory of rollouts, by an estimate."""
     recipe, available = program.recipe, program.accelerator.hbm_bytes_per_device
-    if recipe.train.grpo is None or recipe.rollout.engine == "vllm" or not available:
+    if program.generated is None or recipe.rollout.engine == "vllm" or not available:
         return []
     needed = rollout_need(program)
     if needed.total <= available:
@@ -134,7 +134,8 @@ def _generating(program: Program, facts: Facts) -> list[Diagnostic]:
     parallel = math.prod(axes_of(program).get(axis, 1) for axis in DATA)
     fitting = [n for n in divisors(recipe.train.global_batch_size) if n <= room and n % parallel == 0]
     help = f"rollout: {{rows: {fitting[-1]}}}" if fitting else "shorter completions, or more devices"
-    place = facts.first_given("rollout.rows", "train.grpo.max_completion_length", "train.objective")
+    own = "train.distill.max_completion_length"
+    place = facts.first_given("rollout.rows", "train.grpo.max_completion_length", own, "train.objective")
     return [Diagnostic(W0545, message, place, help)]
 
 

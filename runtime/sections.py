@@ -224,17 +224,33 @@ class Grpo:
 @dataclass(frozen=True)
 class Distill:
     """Knowledge distillation: the loss compares the next-token probabilities of student and teacher at each
-    token that carries loss, as TRL's GKDTrainer does on the data's answers.
+    token that carries loss, of the data's answers or of the student's own, as TRL's GKDTrainer does.
 
     Attributes:
         beta: The divergence: 0 is the KL divergence of the student from the teacher (forward), 1 the reverse;
             between them lies the generalized Jensen-Shannon divergence, with this share of the teacher in the
             mixture.
         temperature: Divisor of both models' logits in the loss. The loss is not multiplied by its square.
+        stored: Folder with the teacher's likeliest tokens and their log-probabilities at each token that
+            carries loss, relative to --data-dir. `train.py --write-teacher` writes it once, and training then
+            needs no teacher on its devices. null computes the teacher in each step.
+        top_k: Number of the teacher's likeliest tokens that `stored` keeps. All other tokens together are one
+            event, with the probability that is left: the divergence is between these top_k + 1 events.
+        lmbda: Share of the optimizer steps that train on the student's own answers: it answers the samples'
+            prompts again, with its weights before the step, and the last answer is replaced. 0 trains on the
+            data's answers alone.
+        max_completion_length: Longest own answer, with its end token. A prompt gets the rest of
+            data.max_length; a sample with a longer one keeps its answer.
+        sampling_temperature: Divisor of the logits when own answers are drawn, TRL's `temperature`.
     """
 
     beta: float = 0.5
     temperature: float = 1.0
+    stored: str | None = None
+    top_k: int = 64
+    lmbda: float = 0.0
+    max_completion_length: int = 128
+    sampling_temperature: float = 0.9
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from recipec.runtime.model.adapters import principal
 from recipec.runtime.reinforcement.loss_types import LOSS_TYPES
 from recipec.runtime.reinforcement.ready_rewards import READY_REWARDS
 from recipec.runtime.settings import REWARD_ARGUMENTS
+from recipec.runtime.training.objectives import generated
 from recipec.spec import words
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
@@ -35,10 +36,13 @@ from recipec.spec.language.reinforcement import OF_SERVER, Grpo
 def check(facts: Facts) -> Iterator[Diagnostic]:
     recipe, grpo = facts.recipe, facts.recipe.train.grpo
     if recipe.train.objective != "grpo" or grpo is None:
+        read = ("rollout",) if generated(recipe.train, recipe.data.max_length) is not None else ()
         for name in ("rewards", "reward_limits", "rollout"):
-            if name in recipe.model_fields_set and recipe.train.objective != "distill":
-                message = f"{name} has no effect with {recipe.train.objective}"
-                yield Diagnostic(W0511, message, name, "remove the section, or objective: grpo", at_key=True)
+            if name in recipe.model_fields_set and name not in read:
+                message, other = f"{name} has no effect with {recipe.train.objective}", "objective: grpo"
+                if name == "rollout" and recipe.train.objective == "distill":
+                    message, other = f"{message} and lmbda 0", "train: {distill: {lmbda: 0.5}}"
+                yield Diagnostic(W0511, message, name, f"remove the section, or {other}", at_key=True)
         return
     yield from _rewards(facts)
     yield from _columns(facts)
@@ -552,7 +556,7 @@ def _rollout(facts: Facts) -> Iterator[Diagnostic]:
     if facts.recipe.rollout.engine == "vllm":
         yield from _server(facts)
     else:
-        yield from _on_mesh(facts)
+        yield from on_mesh(facts)
 
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
@@ -638,8 +642,8 @@ def _unserved(facts: Facts) -> Iterator[tuple[str, str, str]]:
         yield "rollout.engine", f"is asked by one host, and the machine has {hosts}", "engine: mesh"
 
 
-def _on_mesh(facts: Facts) -> Iterator[Diagnostic]:
-    """Check a run whose completions the chips that train generate."""
+def on_mesh(facts: Facts) -> Iterator[Diagnostic]:
+    """Check the layout of a run whose completions the chips that train generate."""
     rollout, accelerator = facts.recipe.rollout, facts.accelerator
     for name in (name for name in OF_SERVER if name in rollout.model_fields_set):
         message = f"{name} has no effect with engine mesh"

@@ -82,20 +82,14 @@ def constants(settings: RunSettings, program: Program) -> dict[str, Value]:
     values["DATA"] = _data(settings, program)
     values["TRAIN"] = _train(settings)
     values["CHECKPOINT"] = constructor(settings.checkpoint)
-    if program.recipe.train.objective == "grpo":
-        values |= _reinforcement(program)
-    return values
-
-
-def _reinforcement(program: Program) -> dict[str, Value]:
-    """Return the constants of a run that learns from rewards."""
     recipe = program.recipe
-    quiet = () if recipe.rollout.engine == "vllm" else OF_SERVER
-    return {
-        "REWARDS": tuple(map(_reward, recipe.rewards)),
-        "REWARD_LIMITS": constructor(plain(recipe.reward_limits)),
-        "ROLLOUT": constructor(plain(recipe.rollout), quiet=quiet),
-    }
+    if recipe.train.objective == "grpo":
+        values["REWARDS"] = tuple(map(_reward, recipe.rewards))
+        values["REWARD_LIMITS"] = constructor(plain(recipe.reward_limits))
+    if program.generated is not None:
+        quiet = () if recipe.rollout.engine == "vllm" else OF_SERVER
+        values["ROLLOUT"] = constructor(plain(recipe.rollout), quiet=quiet)
+    return values
 
 
 def _reward(reward: language.Reward) -> Call:

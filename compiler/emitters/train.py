@@ -64,7 +64,8 @@ def _run_arguments(program: Program) -> list[str]:
     names += ["lora=LORA"] if program.lora is not None else []
     names += ["data=DATA", "train=TRAIN", "checkpoint=CHECKPOINT"]
     if program.recipe.train.objective == "grpo":
-        names += ["rewards=REWARDS", "reward_limits=REWARD_LIMITS", "rollout=ROLLOUT"]
+        names += ["rewards=REWARDS", "reward_limits=REWARD_LIMITS"]
+    names += ["rollout=ROLLOUT"] if program.generated is not None else []
     names += ["learning_rate=learning_rate", "optimizer=optimizer"]
     names += ["rules=SHARDING_RULES"] if program.rules else []
     return [*names, "cache=CACHE"] if program.recipe.cache.directory is not None else names

@@ -44,7 +44,7 @@ def rewards(program: Program) -> list[str]:
 def rollout(program: Program) -> list[str]:
     """Describe the layout in which completions are generated."""
     recipe = program.recipe
-    if recipe.train.grpo is None:
+    if program.generated is None:
         return []
     if recipe.rollout.engine == "vllm":
         return _served(program)

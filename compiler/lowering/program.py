@@ -15,6 +15,7 @@ from recipec.runtime.model.families.family import Parameter, Spec
 from recipec.runtime.model.families.vision import PATH
 from recipec.runtime.model.reach import Reach, reach
 from recipec.runtime.model.selection import trained_whole
+from recipec.runtime.training.objectives import Generated, generated
 
 if TYPE_CHECKING:
     from recipec.compiler.catalog import Model
@@ -78,6 +79,11 @@ class Program:
     @property
     def name(self) -> str:
         return self.recipe.name
+
+    @property
+    def generated(self) -> Generated | None:
+        """The completions that a run of it generates: grpo's, or a student's own answers; or None."""
+        return generated(self.recipe.train, self.recipe.data.max_length)
 
     @property
     def micro_batch_rows(self) -> int:

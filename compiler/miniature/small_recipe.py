@@ -125,7 +125,10 @@ def derive(
         "eval_every": max(1, steps // 2),
     }
     if program.teacher is not None:
-        recipe["train"]["distill"]["teacher"] |= {"id": f"{model}{TEACHER}", "revision": None}
+        distill = recipe["train"]["distill"]
+        distill["teacher"] |= {"id": f"{model}{TEACHER}", "revision": None}
+        distill["max_completion_length"] = min(distill["max_completion_length"], COMPLETION_LENGTH)
+        recipe["rollout"] = {}
     if recipe["train"]["grpo"] is not None:
         reinforce_less(recipe)
     recipe["train"]["optimizer"]["learning_rate"] = LEARNING_RATE

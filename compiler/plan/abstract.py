@@ -40,7 +40,7 @@ from recipec.runtime.model.sharding import named
 from recipec.runtime.settings import RunSettings
 from recipec.runtime.training import optimizers
 from recipec.runtime.training.objective_losses import micro_batch_loss
-from recipec.runtime.training.objectives import OBJECTIVES, ROW, TOKEN, further_arrays, keeps_copy
+from recipec.runtime.training.objectives import OBJECTIVES, ROW, TOKEN, further_arrays, keeps_copy, stores
 from recipec.runtime.training.rollout_layout import RolloutLayout
 from recipec.runtime.training.rollouts import generation_of
 from recipec.runtime.training.step import Step, fit_shardings, shardings_of, trained_type, update_rule
@@ -136,8 +136,8 @@ def abstract_generation(
     Returns:
         The function to lower, its arguments, the mesh to lower it in, and the bytes of the arguments.
     """
-    grpo, rollout = settings.train.grpo, program.recipe.rollout
-    assert grpo is not None
+    about, rollout = program.generated, program.recipe.rollout
+    assert about is not None
     lora, axes = renumbered(settings.lora, layers), dict(rollout.axes or mesh.shape)
     built = abstract_model(
         program.family,
@@ -154,11 +154,11 @@ def abstract_generation(
         built.forward,
         lambda trained, base: nnx.merge(graph, trained, base),
         layout.mesh,
-        generation_of(grpo, [0]),
+        generation_of(about, [0]),
     )
     count = rows_at_once(settings.train.global_batch_size, rollout.rows, axes)
     rows = NamedSharding(layout.mesh, PartitionSpec(row_axes(count, axes)))
-    ids = jax.ShapeDtypeStruct((count, grpo.max_prompt_length), jnp.int32, sharding=rows)
+    ids = jax.ShapeDtypeStruct((count, about.prompt), jnp.int32, sharding=rows)
     salts = jax.ShapeDtypeStruct((count,), jnp.uint32, sharding=rows)
     prompts = {"tokens": ids, "segment_ids": ids, "salts": salts}
     sizes = Compiled(
@@ -172,8 +172,8 @@ def abstract_generation(
 
 
 def _teacher(program: Program, settings: RunSettings, mesh: Mesh) -> Built | None:
-    """Return the teacher with all its layers, None without one."""
-    if program.teacher is None or settings.teacher is None:
+    """Return the teacher with all its layers, None without one on the devices."""
+    if program.teacher is None or settings.teacher is None or stores(settings.train):
         return None
     about = program.teacher
     return abstract_model(about.family, about.architecture, settings.teacher, None, dict(mesh.shape))
@@ -242,8 +242,8 @@ def abstract_batch(
     sizes = {ROW: shape[:1], TOKEN: shape}
     return {
         **{
-            name: jax.ShapeDtypeStruct(sizes[size], jnp.float32, sharding=rows)
-            for name, size in further_arrays(train, rollout).items()
+            name: jax.ShapeDtypeStruct((*sizes[array.size], *array.more), array.dtype, sharding=rows)
+            for name, array in further_arrays(train, rollout).items()
         },
         "tokens": ids,
         "positions": ids,

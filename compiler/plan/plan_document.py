@@ -374,6 +374,8 @@ def _rollout_sentences(rolled: Generation) -> Iterator[str]:
         f"{plural(rolled.completions, 'completion')} of {plural(rolled.prompts, 'prompt')} are generated on "
         f"{mesh_axes(rolled.axes)}, {number(rolled.rows)} at once."
     )
+    if rolled.share < 1:
+        yield f"{percent(rolled.share)} of the optimizer steps generate. The times of a step are means."
     yield f"{_pass_time(rolled)} A device {listing(moves)}."
     yield (
         f"The loop ends with its longest completion. {number(rolled.passes)} passes a round are the most, so "

@@ -329,7 +329,7 @@ def settings(program: Program) -> dict[str, str]:
     """Return the recipe's values of the keys that a search varies."""
     values = program.recipe.model_dump(mode="json")
     out = {}
-    for path in (*SEARCHED, *(OF_ROLLOUTS if program.recipe.train.grpo is not None else ())):
+    for path in (*SEARCHED, *(OF_ROLLOUTS if program.generated is not None else ())):
         section, key = path.split(".")
         out[path] = flow(values[section][key])
     return out

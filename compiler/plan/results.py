@@ -370,6 +370,7 @@ class Generation:
         axes: size of each mesh axis of the rollout.
         completions, prompts: of a batch.
         iterations: optimizer steps on a batch.
+        share: of the optimizer steps that train on completions; the others' cost nothing here.
         rows, rounds: completions that are generated at once, and how often.
         passes: passes of one token, at most: the loop ends with its longest completion.
         prefill, decode: the pass over the prompts, and a pass of one token.
@@ -388,6 +389,7 @@ class Generation:
     completions: int
     prompts: int
     iterations: int
+    share: float
     rows: int
     rounds: int
     passes: int
@@ -404,7 +406,7 @@ class Generation:
     estimated: Generation | None = None
 
     def parts(self, update: float) -> dict[str, float]:
-        """Return the seconds of an optimizer step by part.
+        """Return the seconds of an optimizer step by part; of a share of the steps, the mean over all.
 
         Args:
             update: seconds of the compiled step, with all of its micro-batches.
@@ -418,7 +420,7 @@ class Generation:
             "log-probabilities before": before,
         }
         return {
-            **{name: seconds / self.iterations for name, seconds in rolled.items()},
+            **{name: seconds * self.share / self.iterations for name, seconds in rolled.items()},
             "reference": reference,
             "update": update - reference,
         }
@@ -429,9 +431,19 @@ class Generation:
         return self.handing_seconds + self.rounds * (self.prefill.seconds + self.passes * self.decode.seconds)
 
     @property
+    def seconds_per_step(self) -> float:
+        """Return the seconds of generation in an optimizer step, on average."""
+        return self.seconds * self.share / self.iterations
+
+    @property
     def bound(self) -> float:
-        """Return the same if everything within a pass overlaps."""
+        """Return `seconds` if everything within a pass overlaps."""
         return self.handing_seconds + self.rounds * (self.prefill.bound + self.passes * self.decode.bound)
+
+    @property
+    def bound_per_step(self) -> float:
+        """Return `seconds_per_step` if everything within a pass overlaps."""
+        return self.bound * self.share / self.iterations
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from recipec.compiler.roofline.rollout import RolloutNeed, axes_of, cache_bytes,
 
 def rollout_parts(program: Program, backend: Backend) -> tuple[Part, ...]:
     """Return the compiles of a program's rollout, the one to the end first; () where it generates nothing."""
-    recipe = program.recipe
-    if recipe.train.grpo is None or recipe.rollout.engine != "mesh" or backend is not Backend.TUNIX:
+    if program.generated is None or program.recipe.rollout.engine != "mesh" or backend is not Backend.TUNIX:
         return ()
     compiles = parts(program)
     return compiles.few or (*compiles.refined[1:], compiles.whole)

@@ -8,7 +8,7 @@ each pass of a loop. A pass reads
 - the cache: the filled slots of all rows, rounded up, and in layers with a window only those of the window;
 - and sums activations over tp: after the embedding, and twice in each layer.
 
-The loop runs until the longest completion has ended, so its passes are at most max_completion_length. Times
+The loop runs until the longest completion has ended, so its passes are at most the longest length. Times
 are at the rates that training reaches (`rates.py`). Memory and arithmetic overlap; links overlap with
 neither. No rollout was measured.
 """
@@ -56,10 +56,10 @@ GAIN = 0.02
 
 
 def generation(program: Program) -> Generation | None:
-    """Return what a batch of completions costs; None without objective grpo, on a CPU, and where a server
+    """Return what a batch of completions costs; None for a run without any, on a CPU, and where a server
     generates them."""
-    grpo, recipe = program.recipe.train.grpo, program.recipe
-    if grpo is None or recipe.rollout.engine == "vllm" or program.accelerator.platform != "tpu":
+    about, recipe = program.generated, program.recipe
+    if about is None or recipe.rollout.engine == "vllm" or program.accelerator.platform != "tpu":
         return None
     axes = dict(axes_of(program))
     total, at_once = recipe.train.global_batch_size, _at_once(program, axes)
@@ -67,12 +67,13 @@ def generation(program: Program) -> Generation | None:
     return Generation(
         axes=axes,
         completions=total,
-        prompts=total // grpo.num_generations,
-        iterations=grpo.iterations,
+        prompts=total // about.group,
+        iterations=about.iterations,
+        share=about.share,
         rows=at_once,
         rounds=math.ceil(total / at_once),
-        passes=grpo.max_completion_length - 1,  # the pass over the prompts computes the first token
-        prefill=_pass(program, axes, grpo.max_prompt_length),
+        passes=about.completion - 1,  # the pass over the prompts computes the first token
+        prefill=_pass(program, axes, about.prompt),
         decode=_pass(program, axes, 1),
         handed=handed,
         handing_seconds=_seconds(program, "all-gather", handed, axes, tuple(axes)),

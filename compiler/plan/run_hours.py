@@ -101,9 +101,9 @@ def _with_generation(generation: Generation, update: float, interval: Interval) 
         update: seconds of the compiled steps, with the interval `interval`.
     """
     parts = generation.parts(update)
-    rolled = generation.seconds / generation.iterations
+    rolled = generation.seconds_per_step
     trained = sum(parts.values()) - rolled
-    low = interval.low * trained + generation.bound / generation.iterations
+    low = interval.low * trained + generation.bound_per_step
     high = interval.high * (trained + rolled)
     basis = "No rollout was measured: the lower end is one in which memory, arithmetic and links overlap."
     return Interval(low / (trained + rolled), high / (trained + rolled), f"{interval.basis} {basis}")

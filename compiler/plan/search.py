@@ -187,7 +187,7 @@ class _RunningSearch:
     ) -> Iterator[tuple[Variant, Program]]:
         """Yield a configuration with the rollout that is the fastest by the estimate. If this is not the
         recipe's own, the unchanged recipe is also yielded."""
-        if program.recipe.train.grpo is None or {*OF_ROLLOUTS} & {*self.options.fixed}:
+        if program.generated is None or {*OF_ROLLOUTS} & {*self.options.fixed}:
             yield variant, program
             return
         recipe = program.recipe
@@ -391,7 +391,7 @@ class Candidate:
         tokens = rows(program) * (length if tokens_per_row is None else tokens_per_row)
         rolled, generates = generation(program), (0.0, 0.0)
         if rolled is not None:
-            generates = rolled.bound / rolled.iterations, rolled.need.total
+            generates = rolled.bound_per_step, rolled.need.total
         seconds = (least.seconds + generates[0] / program.accumulation_steps) / tokens
         memory = max(least.memory_bytes, generates[1])
         return cls(variant, program, tokens, _objectives(program, seconds, memory), generates)

@@ -5,8 +5,8 @@ While it generates, a device holds
 - the state of training, which stays: weights, adapters and the optimizer's state;
 - the weights in the layout of the rollout, if that differs from the training mesh's. With adapters the frozen
   weights stay there during the update too;
-- the cache: keys and values of every layer with attention, for each slot of a row. A row has
-  max_prompt_length + max_completion_length slots;
+- the cache: keys and values of every layer with attention, for each slot of a row. A row has slots for the
+  longest prompt and the longest completion;
 - the logits of a token of each row, twice in float32, for sampling;
 - the values of one layer for the prompts of all rows, which fill the cache in one pass.
 """
@@ -83,7 +83,7 @@ def kept_bytes(program: Program) -> float:
     if program.recipe.rollout.engine == "vllm":
         return 0.0
     axes = axes_of(program)
-    kept = program.recipe.train.grpo is not None and program.lora is not None and differs(program, axes)
+    kept = program.generated is not None and program.lora is not None and differs(program, axes)
     return weights_bytes(program, axes) if kept else 0.0
 
 
@@ -113,10 +113,10 @@ def cache_read_bytes(program: Program, axes: Mapping[str, int]) -> float:
 
 def slots_read(program: Program, layer: int) -> float:
     """Return the slots of a row that a layer's attention reads in a pass of one token, on average."""
-    grpo, window = program.recipe.train.grpo, getattr(program.architecture, "window", None)
-    assert grpo is not None
+    about, window = program.generated, getattr(program.architecture, "window", None)
+    assert about is not None
     reach = window(layer) if window else None
-    return mean_read(grpo.max_prompt_length, program.recipe.data.max_length, reach)
+    return mean_read(about.prompt, program.recipe.data.max_length, reach)
 
 
 def _kept(program: Program, axes: Mapping[str, int]) -> dict[int, float]:
@@ -141,13 +141,13 @@ def _rows(program: Program, axes: Mapping[str, int]) -> float:
 
 
 def _work(program: Program, axes: Mapping[str, int]) -> float:
-    grpo, a, tp = program.recipe.train.grpo, program.architecture, axes.get("tp", 1)
-    assert grpo is not None
+    about, a, tp = program.generated, program.architecture, axes.get("tp", 1)
+    assert about is not None
     rows = _rows(program, axes)
     logits = 2 * 4 * rows * a.vocab_size / tp
     wide = getattr(a, "intermediate_size", None) or 4 * a.hidden_size
     values = LAYER_VALUES * (a.hidden_size + wide / tp) * BYTES[program.recipe.model.dtype]
-    return logits + rows * grpo.max_prompt_length * values
+    return logits + rows * about.prompt * values
 
 
 def with_layout(program: Program) -> Program:
@@ -157,7 +157,7 @@ def with_layout(program: Program) -> Program:
     split = axes.get("fsdp", 1) * axes.get("cp", 1)
     if not any("fsdp" in parameter.spec for parameter in program.parameters):
         split = 1  # by the recipe's rules, each device has all weights
-    fixed = recipe.train.grpo is None or recipe.rollout.axes is not None or recipe.rollout.engine == "vllm"
+    fixed = program.generated is None or recipe.rollout.axes is not None or recipe.rollout.engine == "vllm"
     if fixed or program.accelerator.platform != "tpu" or split == 1:
         return program
     shared = {axis: size for axis, size in axes.items() if axis in ("dcn", "ep")}

@@ -23,7 +23,7 @@ from recipec.runtime.model.families import Architecture
 from recipec.runtime.model.families.family import CHUNKED, EXPERTS, Parameter, matrices
 from recipec.runtime.model.families.vision import PATH as VISION
 from recipec.runtime.model.partition_rules import resolved, shards
-from recipec.runtime.training.objectives import OBJECTIVES, compares
+from recipec.runtime.training.objectives import OBJECTIVES, compares, stores
 from recipec.spec.language import Train
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ def teacher_flops(program: Program, length: int) -> float:
     Args:
         length: tokens of a row.
     """
-    if program.teacher is None:
+    if program.teacher is None or stores(program.recipe.train):
         return 0.0
     model = shapes(_of_teacher(program, program.teacher), length)
     layers = sum(
@@ -315,7 +315,7 @@ def teacher_flops(program: Program, length: int) -> float:
 
 def teacher_bytes(program: Program) -> float:
     """Return the bytes of the teacher's weights on one device, 0 without one."""
-    if program.teacher is None or program.recipe.train.distill is None:
+    if program.teacher is None or program.recipe.train.distill is None or stores(program.recipe.train):
         return 0.0
     teacher, axes = _of_teacher(program, program.teacher), program.recipe.mesh.axes
     linear = matrices(teacher.family, teacher.architecture, teacher.parameters)

@@ -7,6 +7,7 @@ A micro-batch is a dict of arrays, B rows of T tokens, padded on the right:
     norm float32[] (the divisor of the summed loss of the targets),
     index int32[] (number of this micro-batch in the run);
     for data with pictures also the arrays of pixels.py;
+    with a teacher's stored log-probabilities also the arrays of stored_teacher.py;
     for unpaired preferences also desirable float32[B]: 1 / n for a desirable answer, -1 / n for an
     undesirable one, 0 for an empty row. n is the average number of answers of that kind in the step's
     micro-batches (1 in an evaluation).
@@ -27,6 +28,7 @@ from ..settings import DataSettings, Source
 from .epochs import Epochs, PackedRows, Room
 from .pixels import Pixels
 from .samples import Samples
+from .stored_teacher import StoredPart
 
 if TYPE_CHECKING:
     from ..model.sharding import Rows
@@ -41,13 +43,14 @@ Row = tuple[int, ...]
 
 @dataclass(frozen=True)
 class BatchShape:
-    """The shape of a micro-batch: `rows` rows of `length` tokens, padded with the token `pad`, and of data
-    with pictures what makes their arrays."""
+    """The shape of a micro-batch: `rows` rows of `length` tokens, padded with the token `pad`; of data with
+    pictures what makes their arrays, and of samples with a teacher's stored log-probabilities these."""
 
     rows: int
     length: int
     pad: int
     pixels: Pixels | None = None
+    teacher: StoredPart | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,8 @@ def fill(samples: Samples, rows: Sequence[Row], shape: BatchShape, norm: float, 
     }
     if shape.pixels is not None:
         batch |= shape.pixels.arrays(samples, rows, tokens)
+    if shape.teacher is not None:
+        batch |= shape.teacher.arrays(samples, rows, tokens)
     if len(samples.liked):
         sides = [(1 if samples.liked[row[0]] else -1) if row else 0 for row in rows]
         batch["desirable"] = np.array(sides + [0] * (shape.rows - len(rows)), np.float32)
@@ -170,6 +175,10 @@ class Schedule(ABC):
     def _step_of(self, step: int) -> Step:
         """Return the rows of an optimizer step."""
 
+    def step(self, number: int) -> Step:
+        """Return the rows of optimizer step `number`, from 0."""
+        return self._step(number)
+
     @property
     def rows(self) -> int:
         """Return the number of rows of a micro-batch; each compared sample has a row of its own."""
@@ -188,13 +197,16 @@ class Schedule(ABC):
         """End reading ahead."""
         self._step.cache_clear()
 
-    def micro_batch(self, index: int, rows: Sequence[int] | None = None) -> Batch:
+    def micro_batch(
+        self, index: int, rows: Sequence[int] | None = None, instead: Step | None = None
+    ) -> Batch:
         """Build micro-batch number `index` of the run, from 0.
 
         Args:
             rows: which of its rows, ascending; compared samples are adjacent. None for all.
+            instead: rows for its optimizer step that replace the step's own.
         """
-        step, part = self._part(index)
+        step, part = self._part(index, instead)
         chosen: Sequence[Row] = part
         shape, group = self._shape, self._group
         if rows is not None:
@@ -209,9 +221,10 @@ class Schedule(ABC):
             batch["desirable"] = sides / np.where(sides > 0, desirable, disliked or 1).astype(np.float32)
         return batch
 
-    def tokens_of(self, index: int) -> int:
-        """Return the number of real tokens of a micro-batch, over all its rows."""
-        samples, members = self._samples_of(index)
+    def tokens_of(self, index: int, instead: Step | None = None) -> int:
+        """Return the number of real tokens of a micro-batch, over all its rows; `instead` as for
+        `micro_batch`."""
+        samples, members = self._samples_of(index, instead)
         lengths = samples.lengths
         return sum(int(lengths[sample]) for sample in members)
 
@@ -220,16 +233,16 @@ class Schedule(ABC):
         samples, members = self._samples_of(index)
         return [samples.origin(sample) for sample in members]
 
-    def _samples_of(self, index: int) -> tuple[Samples, list[int]]:
-        step, part = self._part(index)
+    def _samples_of(self, index: int, instead: Step | None = None) -> tuple[Samples, list[int]]:
+        step, part = self._part(index, instead)
         return step.samples, [
             sample for row in part for group in row for sample in step.samples.members(group)
         ]
 
-    def _part(self, index: int) -> tuple[Step, Sequence[Row]]:
+    def _part(self, index: int, instead: Step | None = None) -> tuple[Step, Sequence[Row]]:
         """Return the optimizer step of a micro-batch, and the micro-batch's rows."""
         number, part = divmod(index, self._accumulation)
-        step, size = self._step(number), self._shape.rows
+        step, size = instead or self._step(number), self._shape.rows
         return step, step.rows[part * size : (part + 1) * size]
 
     def _norm(self, step: Step, part: Sequence[Row]) -> float:

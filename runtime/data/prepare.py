@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import UserError, say
 from ..settings import DataSettings, TrainSettings
+from ..training.objectives import generated, stores
 from . import token_cache
 from .advice import balance, check_split
 from .batches import (
@@ -44,6 +45,7 @@ from .prompt_order import PromptSchedule
 from .row_counts import DataReport, SplitReport
 from .samples import Samples, repeated_notes
 from .sources import Split, open_rows, splits
+from .stored_teacher import EVAL, TRAIN, StoredTeacher
 from .stream import StreamSchedule, Windows
 from .tokenizer import chat_templates
 from .workers import tokenize
@@ -60,8 +62,9 @@ class PreparedData:
         accumulation: micro-batches of an optimizer step.
         eval_batches: all evaluation data; empty if there is none.
         eval_parts: the evaluation batches of each source, if there are several.
-        held_out: the evaluation data of a run that scores completions of it, and has no evaluation batches.
-        held_out_parts: the samples of each of its sources.
+        held_out: the evaluation data, None without.
+        stored: the teacher's stored log-probabilities, None without.
+        held_out_parts: the samples of each of its sources, in a run that scores completions of it.
         report: what was read, kept and left out.
         samples: the training samples, in the order of the sources; for a stream, those of the first window
             that was read.
@@ -80,6 +83,7 @@ class PreparedData:
     shuffle_seed: int | None
     eval_parts: Sequence[EvalPart] = ()
     held_out: Samples | None = None
+    stored: StoredTeacher | None = None
     held_out_parts: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
@@ -196,7 +200,7 @@ def prepare(
             tokenizing.model_dir, tokenizer, data.images, kept_pictures(tokenizing.cache)
         )
     shape = BatchShape(rows, data.max_length, 0 if pad is None else int(pad))
-    if train.grpo is not None:
+    if generated(train, data.max_length) is not None:
         data = replace(data, packing=False)
     batching = Batching(shape, accumulation, train.loss_normalization == "tokens")
 
@@ -207,6 +211,9 @@ def prepare(
             return how
         return replace(how, max_length=train.grpo.max_prompt_length, limit="train.grpo.max_prompt_length")
 
+    stored = None
+    if train.distill is not None and stores(train):
+        stored = StoredTeacher.open(data_dir / str(train.distill.stored), train.distill)
     trained_on, evaluated_on = splits(data, data_dir)
     held: tuple[Samples, SplitReport] | None = None
     room: Room | None = None
@@ -220,6 +227,8 @@ def prepare(
             room = room_of(read, None if held is None else held[0], data, image_processor(images).unit)
             shape = replace(shape, pixels=Pixels(images, room.patches))
             batching = replace(batching, shape=shape)
+        if stored is not None:
+            batching = replace(batching, shape=replace(shape, teacher=stored.part(TRAIN, read)))
         training = _in_epochs(read, report, data, train, batching, tokenizing.after, room)
     samples, schedule, per_epoch = training.samples, training.schedule, training.schedule.steps_per_epoch
     total = train.steps if train.steps is not None else math.ceil((train.epochs or 1) * (per_epoch or 0))
@@ -241,10 +250,12 @@ def prepare(
         eval_report.shared = held_out.shared_with(samples)
         if isinstance(schedule, StreamSchedule):
             schedule.hold_out(held_out)
+        kept = held_out
         if train.grpo is None:
+            if stored is not None:
+                shape = replace(shape, teacher=stored.part(EVAL, held_out))
             eval_batches, eval_parts = evaluation_batches(held_out, rows_of, shape)
         else:
-            kept = held_out
             kept_parts = {name: [i for row in rows for i in row] for name, rows in rows_of.items()}
 
     order = [training.content, data.max_length, data.packing, data.shuffle_seed, training.weights]
@@ -259,6 +270,7 @@ def prepare(
         samples=samples,
         fingerprint=hashlib.sha256(json.dumps(order).encode()).hexdigest(),
         schedule=schedule,
+        stored=stored,
         shuffle_seed=data.shuffle_seed,
         eval_parts=eval_parts if len(eval_parts) > 1 else (),
         held_out=kept,

@@ -173,7 +173,10 @@ def _rows(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
     shape = (rows, settings.data.max_length)
     sizes = {ROW: shape[:1], TOKEN: shape}
     return {
-        **{name: np.ones(sizes[size], np.float32) for name, size in further_arrays(train).items()},
+        **{
+            name: np.ones((*sizes[array.size], *array.more), array.dtype)
+            for name, array in further_arrays(train).items()
+        },
         "tokens": np.random.default_rng(0).integers(3, vocabulary, shape).astype(np.int32),
         "positions": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
         "segment_ids": np.ones(shape, np.int32),

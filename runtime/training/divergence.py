@@ -69,6 +69,19 @@ def _backward(
 divergence.defvjp(_forward, _backward)
 
 
+def likeliest(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Return float32[B, T, K + 1]: the log-probabilities of K different tokens, and of all others together.
+
+    Args:
+        logits: float32[B, T, V], with V above K.
+        tokens: int32[B, T, K].
+    """
+    logps = jax.nn.log_softmax(logits, axis=-1)
+    chosen = jnp.take_along_axis(logps, tokens, axis=-1)
+    others = jnp.put_along_axis(logps, tokens, -jnp.inf, axis=-1, inplace=False)
+    return jnp.concatenate([chosen, jax.nn.logsumexp(others, axis=-1, keepdims=True)], axis=-1)
+
+
 def same_vocabulary(student: jax.Array, teacher: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the logits of the rows that both heads have.
 

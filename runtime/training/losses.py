@@ -22,7 +22,7 @@ from ..model.attention import collect, deal
 from ..model.forward import Head
 from ..model.partition_rules import TOKENS
 from ..settings import TrainSettings
-from .divergence import divergence, same_vocabulary
+from .divergence import divergence, likeliest, same_vocabulary
 
 Batch = dict[str, Any]
 """tokens, positions and segment_ids int32[B, T], loss_mask bool[B, T], norm float32[], index int32[]."""
@@ -142,6 +142,7 @@ def batch_loss(
     batch: Batch,
     token_loss: TokenLoss = token_nll,
     reference: Asked | None = None,
+    known: Sequence[jax.Array] = (),
 ) -> jax.Array:
     """Return the summed loss of a micro-batch's targets over its `norm`.
 
@@ -151,6 +152,7 @@ def batch_loss(
     Args:
         token_loss: of each target; their negative log-likelihood by default.
         reference: a model whose logits the loss needs too, without a gradient.
+        known: further arguments of the loss, [B, T, ...], instead of a reference.
     """
     tokens, segment_ids = batch["tokens"], batch["segment_ids"]
     counted = predicted(batch["loss_mask"], segment_ids)
@@ -159,7 +161,7 @@ def batch_loss(
     own = (jnp.roll(tokens, -1, axis=1), counted)
     targets, counted = dealt(own) if forward.dealt else own
     head = forward.head(model)
-    scanned: tuple[jax.Array, ...] = (targets, counted)
+    scanned: tuple[jax.Array, ...] = (targets, counted, *(dealt(known) if forward.dealt else known))
     fixed: Arrays = ()
     other = head
     if reference is not None:
@@ -171,8 +173,9 @@ def batch_loss(
     def loss_of(
         arrays: Arrays, fixed: Arrays, x: jax.Array, targets: jax.Array, *rest: jax.Array
     ) -> jax.Array:
-        counted, *states = rest
-        before = (chunk_logits(other, other.placed(fixed), state) for state in states)
+        counted, *before = rest
+        if reference is not None:
+            before = [chunk_logits(other, other.placed(fixed), state) for state in before]
         return jnp.where(counted, token_loss(chunk_logits(head, arrays, x), targets, *before), 0.0)
 
     return _summed(loss_of, head, hidden, scanned, fixed, batch["norm"])
@@ -369,6 +372,30 @@ def tempered_logps(
     return jnp.where(there, -nll, 0.0), jnp.where(there, jax.lax.stop_gradient(entropy), 0.0)
 
 
+def top_logps(
+    forward: Computed, model: Any, rows: Sequence[jax.Array], count: int, about: tuple[float, int]
+) -> tuple[jax.Array, jax.Array]:
+    """Compute the likeliest next tokens, and their log-probabilities with that of all others together.
+
+    Args:
+        rows: tokens, positions and segment_ids, int32[B, T].
+        count: of the likeliest tokens, K.
+        about: the temperature, and the number of tokens that have a probability.
+
+    Returns:
+        int32[B, T, K] and float32[B, T, K + 1], at the places of `token_logps`; arbitrary where those are 0.
+    """
+    temperature, vocabulary = about
+
+    def of_chunk(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+        divided = logits[..., :vocabulary] / temperature
+        tokens = jax.lax.top_k(divided, count)[1].astype(jnp.int32)
+        return tokens, likeliest(divided, tokens)
+
+    tokens, logps = _of_tokens(forward, model, rows, of_chunk)
+    return tokens, logps
+
+
 def _of_tokens(
     forward: Computed,
     model: Any,
@@ -431,14 +458,19 @@ def _asft(train: TrainSettings, logits: jax.Array, targets: jax.Array, before: j
     return _dft(train, logits, targets) + train.asft_alpha * divergence
 
 
-def _distill(train: TrainSettings, logits: jax.Array, targets: jax.Array, teacher: jax.Array) -> jax.Array:
+def _distill(train: TrainSettings, logits: jax.Array, targets: jax.Array, *teacher: jax.Array) -> jax.Array:
     """Return the divergence from the teacher's next tokens, whatever the target.
 
     Args:
-        teacher: its logits.
+        teacher: its logits, or the arrays of `objectives.LIKELIEST`: the divergence is then between the
+            probabilities of these tokens, and of all others together. It is never above that of all tokens.
     """
     assert train.distill is not None
-    return divergence(*same_vocabulary(logits, teacher), train.distill.beta, train.distill.temperature)
+    beta, temperature = train.distill.beta, train.distill.temperature
+    if train.distill.stored is None:
+        return divergence(*same_vocabulary(logits, *teacher), beta, temperature)
+    tokens, logps = teacher
+    return divergence(likeliest(logits / temperature, tokens), logps, beta, 1.0)
 
 
 TOKEN_LOSSES: dict[str, Callable[..., jax.Array]] = {

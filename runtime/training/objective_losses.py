@@ -44,7 +44,7 @@ from .losses import (
     tempered_logps,
     token_logps,
 )
-from .objectives import OBJECTIVES
+from .objectives import LIKELIEST, OBJECTIVES, stores
 from .preference_losses import Functions, mismatched, pair_loss, unpaired_losses
 
 
@@ -137,6 +137,9 @@ def objective_loss(
         if objective.pairs:
             return preference_loss(policy, reference, inputs, settings)
         return kto_loss(policy, still, reference, inputs, settings)
+    if stores(settings):
+        known = [inputs[name] for name in LIKELIEST]
+        return batch_loss(forward, model, inputs, _token_loss(settings), known=known), {}
     before = asked[0] if objective.refers(settings.loss_type) or objective.teacher else None
     return batch_loss(forward, model, inputs, _token_loss(settings), before), {}
 

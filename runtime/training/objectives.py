@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..sections import Grpo
 
@@ -137,25 +137,108 @@ OBJECTIVES = {
 ROW, TOKEN = "row", "token"
 
 
+class Further(NamedTuple):
+    """An array of a micro-batch that only one objective has.
+
+    Attributes:
+        size: ROW for a value of each row, TOKEN of each token.
+        more: further dimensions, behind the tokens.
+        dtype: of its numbers.
+    """
+
+    size: str
+    more: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+
 def corrects(rollout: Any) -> bool:
     """Return whether the loss is corrected for the other log-probabilities of a server that generates."""
     return rollout is not None and rollout.engine == "vllm" and rollout.importance_sampling_correction
 
 
-def further_arrays(train: Any, rollout: Any = None) -> dict[str, str]:
-    """Return the float32 arrays that micro-batches have for the objective alone, by name: with a number for
-    each row, or for each token."""
+def further_arrays(train: Any, rollout: Any = None) -> dict[str, Further]:
+    """Return the arrays that micro-batches have for the objective alone, by name."""
+    row, token = Further(ROW), Further(TOKEN)
     if train.grpo is not None:
-        more = {"old": TOKEN} if train.grpo.iterations > 1 else {}
-        more |= {"correction": TOKEN} if corrects(rollout) else {}
-        return {"advantages": ROW, "weights": ROW, **more}
-    return {"desirable": ROW} if OBJECTIVES[train.objective].format == "unpaired_preference" else {}
+        more = {"old": token} if train.grpo.iterations > 1 else {}
+        more |= {"correction": token} if corrects(rollout) else {}
+        return {"advantages": row, "weights": row, **more}
+    if stores(train):
+        count = train.distill.top_k
+        return {
+            LIKELIEST[0]: Further(TOKEN, (count,), "int32"),
+            LIKELIEST[1]: Further(TOKEN, (count + 1,)),
+        }
+    return {"desirable": row} if OBJECTIVES[train.objective].format == "unpaired_preference" else {}
+
+
+LIKELIEST = ("teacher_tokens", "teacher_logps")
+"""Arrays of a micro-batch with a teacher that is stored: its likeliest tokens int32[B, T, K] at the token
+before, and float32[B, T, K + 1] their log-probabilities with that of all other tokens together."""
+
+
+def stores(train: Any) -> bool:
+    """Return whether a run reads its teacher's stored log-probabilities."""
+    return train.objective == "distill" and train.distill is not None and train.distill.stored is not None
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The completions that a run generates and trains on.
+
+    Attributes:
+        prompt, completion: the most tokens of a prompt, and of a completion with its end.
+        group: completions of each prompt.
+        iterations: optimizer steps on the same completions.
+        share: of the optimizer steps that train on completions.
+        temperature, top_k, top_p, min_p: as for `sampling.Sampling`.
+    """
+
+    prompt: int
+    completion: int
+    group: int = 1
+    iterations: int = 1
+    share: float = 1.0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+def generated(train: Any, max_length: int) -> Generated | None:
+    """Return the completions of a run: grpo's, or a student's own answers; None for a run without any.
+
+    Args:
+        max_length: data.max_length.
+    """
+    grpo, distill = train.grpo, train.distill
+    if train.objective == "grpo" and grpo is not None:
+        return Generated(
+            prompt=grpo.max_prompt_length,
+            completion=grpo.max_completion_length,
+            group=grpo.num_generations,
+            iterations=grpo.iterations,
+            temperature=grpo.temperature,
+            top_k=grpo.top_k,
+            top_p=grpo.top_p,
+            min_p=grpo.min_p,
+        )
+    if train.objective == "distill" and distill is not None and distill.lmbda:
+        return Generated(
+            prompt=max_length - distill.max_completion_length,
+            completion=distill.max_completion_length,
+            share=distill.lmbda,
+            temperature=distill.sampling_temperature,
+        )
+    return None
 
 
 QUIET = {"label_smoothing": 0.0, "z_loss": 0.0, "desirable_weight": 1.0, "undesirable_weight": 1.0}
 """Values of these keys that `settings_of` leaves out; it leaves out an objective's first loss too."""
 
 
+OF_OWN_ANSWERS = ("lmbda", "max_completion_length", "sampling_temperature")
+"""Keys of train.distill that a run with lmbda 0 does not read."""
 SHOWN = ("num_generations", "loss", "beta")
 """Keys of train.grpo that `settings_of` states at their defaults too."""
 
@@ -190,6 +273,10 @@ def settings_of(train: Mapping[str, Any]) -> str:
     if isinstance(teacher, Mapping):
         values = {"teacher": teacher["id"], **values}
     quiet |= {key: value for key, value in asdict(Grpo()).items() if key not in SHOWN}
+    if values.get("lmbda") == 0:
+        values = {key: value for key, value in values.items() if key not in OF_OWN_ANSWERS}
+    if "stored" in values and values["stored"] is None:
+        values.pop("top_k")
     values = {key: value for key, value in values.items() if value not in (None, [], quiet.get(key))}
     return "".join(f", {key} {_written(value)}" for key, value in values.items())
 

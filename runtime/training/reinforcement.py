@@ -17,6 +17,7 @@ from ..reinforcement.rewards import Rewards
 from ..sections import RewardLimits, Rollout
 from ..settings import Reward, RunSettings, TrainSettings
 from .completions_scored import Generates, HeldOut
+from .objectives import generated
 from .rollouts import Generator, Rollouts, Run, generation_of
 from .server_rollouts import Exported, server_generator
 from .session import Session
@@ -78,7 +79,9 @@ class Reinforced:
         )
         assert grpo is not None and isinstance(prepared.schedule, PromptSchedule)
         ends = completion_ends(base, tokenizer, prepared.ends, grpo.stop)
-        generator = self._generator(session, settings, trainer, generation_of(grpo, ends))
+        about = generated(settings.train, settings.data.max_length)
+        assert about is not None
+        generator = self._generator(session, settings, trainer, generation_of(about, ends))
 
         def decode(ids: Sequence[int]) -> str:
             return str(tokenizer.decode(ids, skip_special_tokens=True))

@@ -49,7 +49,7 @@ from ..settings import Reward
 from .completions_scored import SHOWN, Generates, Scored, Scorer, by_function, mean, spreads
 from .losses import tempered_logps
 from .objective_losses import reference_of
-from .objectives import corrects
+from .objectives import Generated, corrects
 from .rollout_layout import RolloutLayout
 from .step import Step
 
@@ -500,15 +500,14 @@ class Run:
     rollout: Rollout = field(default_factory=Rollout)
 
 
-def generation_of(grpo: Grpo, ends: Sequence[int]) -> Generation:
+def generation_of(about: Generated, ends: Sequence[int]) -> Generation:
     """Return how completions are generated.
 
     Args:
         ends: the tokens that end a completion.
     """
-    sampling = Sampling(grpo.temperature, grpo.top_k, grpo.top_p, grpo.min_p)
-    longest = grpo.max_prompt_length + grpo.max_completion_length
-    return Generation(grpo.max_completion_length, tuple(ends), sampling, longest)
+    sampling = Sampling(about.temperature, about.top_k, about.top_p, about.min_p)
+    return Generation(about.completion, tuple(ends), sampling, about.prompt + about.completion)
 
 
 def jit_logps(built: Built, functions: Step, mesh: Mesh, grpo: Grpo, reference: bool = False) -> Any:

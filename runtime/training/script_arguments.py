@@ -21,6 +21,7 @@ class Arguments:
         output: the folder that a relative checkpoint.directory is relative to.
         trace: file for a trace that the run can be compared by, None to write none.
         teacher: folder of the teacher's checkpoint, or its address; None to find the recipe's teacher.
+        write_teacher: write the teacher's log-probabilities for train.distill.stored, instead of training.
     """
 
     resume: bool
@@ -30,6 +31,7 @@ class Arguments:
     output: Path
     trace: Path | None
     teacher: Path | str | None
+    write_teacher: bool
 
 
 def parser_of(program: str, artifact: Path) -> argparse.ArgumentParser:
@@ -50,6 +52,8 @@ def parser_of(program: str, artifact: Path) -> argparse.ArgumentParser:
     add("--model", type=folder_or_address, metavar="DIR", help="folder of the base checkpoint, or gs://")
     teacher = "folder of the checkpoint of a distillation's teacher, or gs://"
     add("--teacher", type=folder_or_address, metavar="DIR", help=teacher)
+    written = "write train.distill.stored, with the teacher's log-probabilities, and do not train"
+    add("--write-teacher", action="store_true", help=written)
     add("--data-dir", type=folder, metavar="DIR", default=artifact, help="folder of the data files")
     add("--output", type=folder, metavar="DIR", default=artifact, help="folder for checkpoints and metrics")
     traced = "write rows, losses, the first gradients, and the adapters before and after the run"

@@ -122,7 +122,7 @@ class Step:
 
     def merged(self, trained: Any, base: Any) -> nnx.Module:
         """Build the model from its arrays."""
-        return self.models(trained, base)[0]
+        return nnx.merge(self._model_graph, trained, base[0])
 
     def _train(
         self, live: TrainState, base: Any, batch: Batch

@@ -51,8 +51,18 @@ def open_teacher(session: Session, settings: RunSettings) -> HFCheckpoint:
     if checkpoint.dequantized:
         print(f"note: {sentence(checkpoint)}", file=sys.stderr)
     _check_tokenizers(session, settings, checkpoint)
-    _check_same(session, checkpoint)
+    _check_same(session, checkpoint.name, _digest(checkpoint))
     return checkpoint
+
+
+def check_stored(session: Session) -> None:
+    """Keep a digest of the teacher's stored log-probabilities, if the run reads any.
+
+    Raises:
+        UserError: they are not those that the run began with.
+    """
+    if (stored := session.prepared.stored) is not None:
+        _check_same(session, str(stored.folder), stored.digest)
 
 
 def build_teacher(session: Session, settings: RunSettings) -> Built:
@@ -96,9 +106,8 @@ def _tokens(checkpoint: HFCheckpoint, model: ModelSettings, session: Session) ->
     return tokens
 
 
-def _check_same(session: Session, checkpoint: HFCheckpoint) -> None:
+def _check_same(session: Session, name: str, digest: str) -> None:
     """Raise an error if the run began with another teacher, or another process has another one."""
-    digest = _digest(checkpoint)
     session.hosts.same(
         "teacher",
         digest,
@@ -106,19 +115,20 @@ def _check_same(session: Session, checkpoint: HFCheckpoint) -> None:
         "put the same files on every host, or at an address that all of them read",
     )
     if session.resumed.step is not None:
-        known = _recorded(session.directory)
+        known = recorded_teacher(session.directory)
         if known and known.get("digest") != digest:
             raise UserError(
-                f"{checkpoint.name}: is not the teacher that the run began with, which was "
+                f"{name}: is not the teacher that the run began with, which was "
                 f"{known.get('name')}, or its files have changed since",
                 "restore it, or start a new run in another --output",
             )
     elif session.hosts.first:
-        record = {"name": checkpoint.name, "digest": digest}
+        record = {"name": name, "digest": digest}
         write_next_to(session.directory, RECORD, (json.dumps(record, indent=2) + "\n").encode())
 
 
-def _recorded(directory: str) -> Mapping[str, Any]:
+def recorded_teacher(directory: str) -> Mapping[str, Any]:
+    """Return the name and the digest of a run's teacher; {} if there is none."""
     with reached(directory):
         try:
             return dict(json.loads((path_of(directory) / RECORD).read_text()))

@@ -24,11 +24,14 @@ from ..settings import (
     TrainSettings,
 )
 from .adapter_start import first_values, start_from
+from .objectives import stores
+from .own_answers import on_own_answers
 from .recorder import Recorder
 from .reinforcement import Reinforced, scoring
 from .script_arguments import Arguments, parser_of
 from .session import Session, run_session
-from .teacher import build_teacher
+from .teacher import build_teacher, check_stored
+from .teacher_writing import to_write, write_teacher
 from .trainer import Checkpointing, Trainer
 
 if TYPE_CHECKING:
@@ -70,17 +73,22 @@ def run(
         optimizer: makes the chain from a schedule.
         cache: folder or gs:// address for results that the next run reuses, relative to --output;
             None keeps nothing.
-        rewards, reward_limits, rollout: of a run that learns from rewards of its own completions.
+        rewards, reward_limits: of a run that learns from rewards of its own completions.
+        rollout: how completions and own answers are generated.
 
     Returns:
         The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
     """
     settings = RunSettings(model, mesh, lora, data, train, checkpoint, tuple(rules), teacher)
+    if arguments.write_teacher:
+        settings = to_write(arguments, settings)
 
     def work(session: Session) -> int:
+        if arguments.write_teacher:
+            return write_teacher(session, settings)
         with scoring(session, train, rewards, reward_limits or RewardLimits()) as score:
             reinforced = Reinforced(rewards, score, rollout or Rollout()) if score else None
-            return _run(session, settings, learning_rate, optimizer, reinforced)
+            return _run(session, settings, learning_rate, optimizer, rollout or Rollout(), reinforced)
 
     return run_session(artifact, arguments, settings, cache, work)
 
@@ -90,6 +98,7 @@ def _run(
     settings: RunSettings,
     learning_rate: Callable[[int], Callable[[int], Any]],
     optimizer: Callable[[Any], optax.GradientTransformation],
+    rollout: Rollout,
     reinforced: Reinforced | None,
 ) -> int:
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
@@ -111,7 +120,8 @@ def _run(
         )
     if settings.lora is not None and settings.lora.start_from is not None:
         start_from(session, built, settings)
-    if settings.teacher is not None:
+    check_stored(session)
+    if settings.teacher is not None and not stores(train):
         with mesh:
             built = replace(built, teacher=build_teacher(session, settings))
     rows = Rows.of(mesh, prepared.rows)
@@ -141,6 +151,8 @@ def _run(
         with session.metrics(restored, train, trainer.close) as metrics:
             if reinforced is not None:
                 feed = reinforced.feed(session, settings, trainer, rows, metrics)
+            else:
+                feed = on_own_answers(session, settings, trainer, rollout, feed, metrics)
             outcome = trainer.fit(feed, session.until, schedule, metrics, session.interrupts, session.hosts)
     if recorder is not None and trace is not None:
         recorder.end(trainer.model).write(trace)

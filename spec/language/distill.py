@@ -38,7 +38,7 @@ class Teacher(Section):
 
 class Distill(Section):
     """Knowledge distillation: the loss compares the next-token probabilities of student and teacher at each
-    token that carries loss, as TRL's GKDTrainer does on the data's answers."""
+    token that carries loss, of the data's answers or of the student's own, as TRL's GKDTrainer does."""
 
     teacher: Teacher = field(
         "The model that the student learns from. It stands next to the student on the same devices.",
@@ -56,6 +56,47 @@ class Distill(Section):
     temperature: float = field(
         "Divisor of both models' logits in the loss. The loss is not multiplied by its square.",
         1.0,
+        unit="none (a divisor)",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    stored: str | None = field(
+        "Folder with the teacher's likeliest tokens and their log-probabilities at each token that carries "
+        "loss, relative to --data-dir. `train.py --write-teacher` writes it once, and training then needs no "
+        "teacher on its devices. null computes the teacher in each step.",
+        None,
+        min_length=1,
+        example="teacher-logps",
+    )
+    top_k: int = field(
+        "Number of the teacher's likeliest tokens that `stored` keeps. All other tokens together are one "
+        "event, with the probability that is left: the divergence is between these top_k + 1 events.",
+        64,
+        unit="tokens",
+        ge=1,
+        le=4096,
+    )
+    lmbda: float = field(
+        "Share of the optimizer steps that train on the student's own answers: it answers the samples' "
+        "prompts again, with its weights before the step, and the last answer is replaced. 0 trains on the "
+        "data's answers alone.",
+        0.0,
+        unit="share of the steps",
+        ge=0,
+        le=1,
+        example=0.5,
+    )
+    max_completion_length: int = field(
+        "Longest own answer, with its end token. A prompt gets the rest of data.max_length; a sample with a "
+        "longer one keeps its answer.",
+        128,
+        unit="tokens",
+        ge=1,
+        le=2**20,
+    )
+    sampling_temperature: float = field(
+        "Divisor of the logits when own answers are drawn, TRL's `temperature`.",
+        0.9,
         unit="none (a divisor)",
         gt=0,
         allow_inf_nan=False,

@@ -86,7 +86,11 @@ class Recipe(Section):
     reward_limits: RewardLimits = section(
         "Limits of the processes in which rewards run.", RewardLimits, {"seconds": 60}, compiled=False
     )
-    rollout: Rollout = section("How grpo generates completions.", Rollout, {"axes": {"tp": 8}})
+    rollout: Rollout = section(
+        "How grpo generates completions, and distill the student's own answers.",
+        Rollout,
+        {"axes": {"tp": 8}},
+    )
     checkpoint: Checkpoint = section(
         "Where and how often the training state is saved.",
         Checkpoint,
@@ -139,6 +143,14 @@ class Recipe(Section):
             self.train.__dict__["grpo"] = grpo
             if "max_length" not in self.data.model_fields_set:
                 self.data.__dict__["max_length"] = grpo.max_prompt_length + grpo.max_completion_length
+        return self
+
+    @model_validator(mode="after")
+    def _rows_of_own_answers(self) -> Recipe:
+        """Give each sample a row, if a student answers it anew and no key says otherwise."""
+        distill = self.train.distill if self.train.objective == "distill" else None
+        if distill is not None and distill.lmbda and "packing" not in self.data.model_fields_set:
+            self.data.__dict__["packing"] = False
         return self
 
     @property

@@ -127,7 +127,7 @@ import dataclasses
 from runtime.sections import Distill
 
 TEACHER = dataclasses.replace(MODEL, id="recipec/teacher")
-TRAIN = dataclasses.replace(TRAIN, objective="distill", distill=Distill(beta=0.5, temperature=2.0))
+TRAIN = dataclasses.replace(TRAIN, objective="distill", distill=Distill(beta=0.5, temperature=2.0, {}))
 """
 KILLED = """
 import os
@@ -150,15 +150,16 @@ trainer.Trainer._step = killed
 
 
 @pytest.mark.nightly
-def test_killed_distillation_ends_like_an_uninterrupted_one(place: Path, lives: Lives) -> None:
+@pytest.mark.parametrize("own", ["", "lmbda=0.6, max_completion_length=12"])
+def test_killed_distillation_ends_like_an_uninterrupted_one(own: str, place: Path, lives: Lives) -> None:
     """Resume with another teacher, which is refused, and then with the run's own, which has more layers."""
     config = json.loads((place / "model" / "config.json").read_text())
     kinds = ["sliding_attention", "sliding_attention", "full_attention"]
     config["text_config"] |= {"num_hidden_layers": 3, "layer_types": kinds}
     write_checkpoint(place / "teacher", config, dtype="float32")
     arguments = "\n            teacher=TEACHER,"
-    write_artifact(place / "whole", prelude=DISTILLED, arguments=arguments)
-    write_artifact(place / "killed", prelude=DISTILLED + KILLED, arguments=arguments)
+    write_artifact(place / "whole", prelude=DISTILLED.format(own), arguments=arguments)
+    write_artifact(place / "killed", prelude=DISTILLED.format(own) + KILLED, arguments=arguments)
     teacher = ("--teacher", str(place / "teacher"))
     undisturbed = train(lives, place, "undisturbed", *teacher, artifact="whole")
     assert undisturbed.status == 0, undisturbed.stderr
@@ -170,4 +171,9 @@ def test_killed_distillation_ends_like_an_uninterrupted_one(place: Path, lives: 
     end = train(lives, place, "out", *teacher, "--resume", artifact="killed")
     assert end.status == 0 and f"continuing after step {last} of 10" in end.stderr, end.stderr
     assert_equal(place, "undisturbed", "out", 10)
-    assert entries(place / "out" / "checkpoints") == entries(place / "undisturbed" / "checkpoints")
+    one, two = (place / name / "checkpoints" for name in ("undisturbed", "out"))
+    assert entries(one) == entries(two)
+    if own:
+        assert (one / "completions.jsonl").read_text() == (two / "completions.jsonl").read_text()
+        shares = [json.loads(line).get("own_answers", 0.0) for line in (one / "metrics.jsonl").open()]
+        assert any(shares)

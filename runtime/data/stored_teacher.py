@@ -1,0 +1,195 @@
+"""A teacher's log-probabilities in files: its likeliest tokens at each target of the samples.
+
+A folder has for each split, train and eval, two arrays of numpy's format, with a row for each target, in the
+order of the samples and of their tokens:
+
+    SPLIT.tokens.npy    int32[N, K], the teacher's K likeliest tokens in the place of the target
+    SPLIT.logps.npy     float32[N, K + 1], the log-probabilities of these, the largest first, and as the last
+                        column that of all other tokens together, at the temperature of the loss
+
+and logps.json, which is written last: K, the temperature, and of each split a digest of its samples and of
+its arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..sections import Distill
+from .samples import Samples
+
+DESCRIPTION = "logps.json"
+TRAIN, EVAL = "train", "eval"
+WRITE = "write them again with train.py --write-teacher"
+
+
+def target_offsets(samples: Samples) -> np.ndarray:
+    """Return int64[n + 1]: the rows of sample i are offsets[i] to offsets[i + 1]."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(samples.target_counts, dtype=np.int64)])
+
+
+def places_of(samples: Samples, row: Sequence[int]) -> list[np.ndarray]:
+    """Return for each sample of a row of a micro-batch the places before its targets, ascending."""
+    out, start = [], 0
+    for index in row:
+        sample = samples[index]
+        out.append(np.flatnonzero(sample.targets) + start - 1)
+        start += len(sample.tokens)
+    return out
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """The log-probabilities of a split's samples.
+
+    Attributes:
+        offsets: from `target_offsets`.
+        tokens, logps: as in the files.
+    """
+
+    offsets: np.ndarray
+    tokens: np.ndarray
+    logps: np.ndarray
+
+    def arrays(
+        self, samples: Samples, rows: Sequence[Sequence[int]], tokens: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Return the arrays of a micro-batch: `objectives.LIKELIEST`.
+
+        Args:
+            rows: the samples of each row.
+            tokens: int32[B, T], of the micro-batch.
+        """
+        likeliest = np.zeros((*tokens.shape, self.tokens.shape[1]), np.int32)
+        logps = np.zeros((*tokens.shape, self.logps.shape[1]), np.float32)
+        for r, row in enumerate(rows):
+            for index, places in zip(row, places_of(samples, row), strict=True):
+                part = slice(self.offsets[index], self.offsets[index + 1])
+                likeliest[r, places], logps[r, places] = self.tokens[part], self.logps[part]
+        return {"teacher_tokens": likeliest, "teacher_logps": logps}
+
+
+@dataclass(frozen=True)
+class StoredTeacher:
+    """A folder of stored log-probabilities.
+
+    Attributes:
+        folder: of the files.
+        about: the content of logps.json.
+    """
+
+    folder: Path
+    about: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path, distill: Distill) -> StoredTeacher:
+        """Open the folder that train.distill.stored names.
+
+        Raises:
+            UserError: there is none, it is incomplete, or it was written with other settings.
+        """
+        try:
+            about = dict(json.loads((folder / DESCRIPTION).read_text("utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(
+                f"{folder}: has no complete log-probabilities of the teacher (train.distill.stored)",
+                "run train.py --write-teacher with the same recipe and data, which writes them",
+            ) from error
+        for name, value in (("top_k", distill.top_k), ("temperature", distill.temperature)):
+            if about.get(name) != value:
+                raise UserError(
+                    f"{folder}: was written with train.distill.{name} {about.get(name)}, and the recipe has "
+                    f"{value:g}",
+                    f"{WRITE}, or set {name} back",
+                )
+        return cls(folder, about)
+
+    @property
+    def digest(self) -> str:
+        """Return a SHA-256 of what the folder has."""
+        return hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()
+
+    def part(self, split: str, samples: Samples) -> StoredPart:
+        """Return the log-probabilities of a split.
+
+        Raises:
+            UserError: they are of other samples, or a file is missing or damaged.
+        """
+        if self.about.get(split, {}).get("samples") != samples.digest:
+            raise UserError(
+                f"{self.folder}: has the teacher's log-probabilities of other samples than data.{split}",
+                f"{WRITE}: the data, the tokenizer, the template or max_length has changed since",
+            )
+        offsets = target_offsets(samples)
+        try:
+            arrays = [np.load(self.folder / name, mmap_mode="r") for name in names(split)]
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.folder}: cannot be read: {error}", WRITE) from error
+        if [array.shape for array in arrays] != shapes(int(offsets[-1]), self.about["top_k"]):
+            raise UserError(f"{self.folder}: the files of {split} have other sizes than logps.json", WRITE)
+        return StoredPart(offsets, *arrays)
+
+
+def names(split: str) -> tuple[str, str]:
+    """Return the names of a split's files."""
+    return f"{split}.tokens.npy", f"{split}.logps.npy"
+
+
+def shapes(targets: int, top_k: int) -> list[tuple[int, int]]:
+    """Return the shapes of a split's arrays."""
+    return [(targets, top_k), (targets, top_k + 1)]
+
+
+class Writing:
+    """Write the files of a split, in any order of its samples.
+
+    Raises:
+        UserError: the folder cannot be written, or has too little room.
+    """
+
+    def __init__(self, folder: Path, split: str, samples: Samples, top_k: int) -> None:
+        self._samples, self._offsets = samples, target_offsets(samples)
+        sizes = shapes(int(self._offsets[-1]), top_k)
+        try:
+            self._arrays = [
+                np.lib.format.open_memmap(folder / name, "w+", dtype, shape)
+                for name, dtype, shape in zip(names(split), (np.int32, np.float32), sizes, strict=True)
+            ]
+        except OSError as error:
+            size = sum(map(math.prod, sizes)) * 4
+            raise UserError(
+                f"{folder}: {size:,} bytes of log-probabilities cannot be written: {error.strerror or error}",
+                "free disk space, allow writing to the folder, or use a smaller train.distill.top_k",
+            ) from error
+        self._digest = hashlib.sha256()
+
+    def add(self, row: Sequence[int], tokens: np.ndarray, logps: np.ndarray) -> None:
+        """Write the samples of a row of a micro-batch.
+
+        Args:
+            tokens, logps: int32[T, K] and float32[T, K + 1], in the place before each token.
+        """
+        for index, places in zip(row, places_of(self._samples, row), strict=True):
+            part = slice(self._offsets[index], self._offsets[index + 1])
+            for array, values in zip(self._arrays, (tokens[places], logps[places]), strict=True):
+                array[part] = values
+                self._digest.update(np.ascontiguousarray(values).view(np.uint8).data)
+
+    def end(self) -> dict[str, Any]:
+        """Flush the files, and return what logps.json has of the split."""
+        for array in self._arrays:
+            array.flush()
+        return {
+            "samples": self._samples.digest,
+            "targets": int(self._offsets[-1]),
+            "sha256": self._digest.hexdigest(),
+        }
