@@ -216,22 +216,25 @@ TOWERS = {
         },
         {"audio_config": None},
     ),
-    "qwen3_vl": Tower(
-        {
-            "model_type": "qwen3_vl",
-            **{"hidden_size": 32, "intermediate_size": 64, "depth": 2, "num_heads": 2, "out_hidden_size": 0},
-            **{"patch_size": 8, "temporal_patch_size": 2, "spatial_merge_size": 2},
-            **{"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
-        },
-        {},
-        {
-            "image_processor_type": "Qwen2VLImageProcessorFast",
-            **{"patch_size": 8, "temporal_patch_size": 2, "merge_size": 2},
-            "size": {"shortest_edge": 256, "longest_edge": 4096},
-        },
-        {"processor_class": "Qwen3VLProcessor"},
-        QWEN_VL,
-    ),
+    **{
+        kind: Tower(
+            {
+                "model_type": kind,
+                **{"hidden_size": 32, "intermediate_size": 64, "depth": 2, "num_heads": 2},
+                **{"out_hidden_size": 0, "patch_size": 8, "temporal_patch_size": 2, "spatial_merge_size": 2},
+                **{"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+            },
+            {},
+            {
+                "image_processor_type": "Qwen2VLImageProcessorFast",
+                **{"patch_size": 8, "temporal_patch_size": 2, "merge_size": 2},
+                "size": {"shortest_edge": 256, "longest_edge": 4096},
+            },
+            {"processor_class": "Qwen3VLProcessor"},
+            QWEN_VL,
+        )
+        for kind in ("qwen3_vl", "qwen3_vl_moe")
+    },
 }
 """Model types whose miniatures are multimodal if the original is. The others get only the text model."""
 

@@ -107,7 +107,7 @@ def test_error_suggests_no_model_of_another_publisher(model_id: str, tmp_path: P
 @pytest.mark.parametrize(
     ("model_id", "family"),
     [
-        ("Qwen/Qwen2-VL-7B-Instruct", "Qwen 2 and 3 with images or sound"),
+        ("Qwen/Qwen2-Audio-7B-Instruct", "Qwen 2 and 3 with sound"),
         ("Phi-3.5-MoE-instruct", "Phi 3 small, with experts or with images"),
         ("meta-llama/Llama-Guard-4-12B", "Llama Guard 4"),
         ("THUDM/glm-4-9b-chat", "ChatGLM, and GLM 4 of 2024 with its own code"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from safetensors.numpy import load_file, save_file
 
 from recipec.runtime.model.families import UnsupportedCheckpoint, family_of
 from recipec.runtime.weights.checkpoint import HFCheckpoint
@@ -85,6 +86,35 @@ def test_features_and_logits_equal_transformers(case: str, tmp_path: Path) -> No
         assert np.abs(blind[r, : len(wanted)] - wanted).max() > 0.05 * np.abs(wanted).max()
 
 
+def test_experts_of_qwen3_vl_are_read_as_the_hub_and_as_transformers_store_them(tmp_path: Path) -> None:
+    """transformers 5 saves the weights of all experts transposed."""
+    model, _ = towers.reference("qwen3_vl_moe")
+    model.save_pretrained(tmp_path)
+    saved = experts(HFCheckpoint.open(tmp_path))
+    file = tmp_path / "model.safetensors"
+    tensors = {
+        name: np.ascontiguousarray(tensor.swapaxes(1, 2)) if ".experts." in name else tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
+    published = experts(HFCheckpoint.open(tmp_path))
+    assert saved.keys() == published.keys() and len(saved) == 4
+    for path, value in saved.items():
+        np.testing.assert_array_equal(published[path], value)
+
+
+def experts(base: HFCheckpoint) -> dict[str, np.ndarray]:
+    """Return the arrays of a checkpoint's experts, by their paths."""
+    base.verify()
+    found = {}
+    for parameter in base.family.parameters(base.architecture):
+        if ".experts." in parameter.path:
+            (source,) = parameter.sources
+            rows = base.read_rows(source, 0, source.reshape[0])
+            found[parameter.path] = rows.transpose(source.transpose).copy()
+    return found
+
+
 @pytest.mark.parametrize(
     ("case", "changes", "message"),
     [
@@ -93,7 +123,7 @@ def test_features_and_logits_equal_transformers(case: str, tmp_path: Path) -> No
         ("gemma3", {"mm_tokens_per_image": 8}, "6 x 6 patches, which do not average to a square"),
         ("gemma4", {"vision_config": {"head_dim": 18}}, "4 must divide the features"),
         ("gemma4", {"vision_config": {"standardize": 1}}, "standardize is 1, not true or false"),
-        ("gemma4", {"vision_config": {"hidden_activation": "quick_gelu"}}, "is 'quick_gelu'; known are silu"),
+        ("gemma4", {"vision_config": {"hidden_activation": "selu"}}, "is 'selu'; known are silu"),
         ("gemma4_unified", {"vision_config": {"output_proj_dims": 41}}, "supports only 40"),
         ("mistral3", {"vision_feature_layer": [-2, -5]}, "Pixtral supports only -1"),
         ("mistral3", {"vision_config": {"rope_parameters": {"rope_type": "linear"}}}, "only 'default'"),

@@ -65,7 +65,9 @@ SETTINGS = {
     "mistral3": {"vision": True, "targets": ("q_proj", "linear_1"), "kind": "dora"},
     "mistral3-projector": {"vision": True, "modules_to_save": ("projector",), "targets": training.TARGETS},
     "qwen3_vl": {"vision": True, "targets": ALL, "alpha_pattern": {"linear_fc1": 3.0}},
+    "qwen2_vl": {"vision": True, "targets": ("qkv", "fc1", "mlp.0")},
     "qwen2_5_vl": {"vision": True, "targets": ("proj", "mlp.2")},
+    "qwen3_vl_moe": {"vision": True, "targets": ("q_proj", "experts", "linear_fc2")},
 }
 
 

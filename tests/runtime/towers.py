@@ -90,9 +90,24 @@ CASES: dict[str, dict[str, Any]] = {
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "full",
     },
+    "qwen2_vl": {
+        "vision_config": {
+            **{
+                "embed_dim": 48,
+                "mlp_ratio": 2,
+                "hidden_size": 36,
+                "depth": 2,
+                "num_heads": 4,
+                "patch_size": 4,
+            },
+        },
+    },
     "qwen2_5_vl": {"vision_config": {**QWEN, "window_size": 16, "fullatt_block_indexes": [1]}},
     "qwen3_vl": {
         "vision_config": {**QWEN, "num_position_embeddings": 49, "deepstack_visual_indexes": [0, 2]}
+    },
+    "qwen3_vl_moe": {
+        "vision_config": {**QWEN, "num_position_embeddings": 36, "deepstack_visual_indexes": [1]}
     },
     "qwen3_5": {"vision_config": {**QWEN, "num_position_embeddings": 25}},
     "llama4": {
@@ -110,8 +125,10 @@ TEXTS = {
     "gemma4_unified": "gemma4_unified_text",
     "mistral3": "mistral",
     "llava": "mistral",
+    "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_5": "qwen3_5_text",
     "llama4": "llama4_text",
 }
@@ -129,6 +146,10 @@ PARTS = (
 """What the names of a tower's tensors begin with, without their prefix."""
 TOKEN = 50
 """The token that stands for a picture."""
+SIX_HEADS = {
+    **{"num_attention_heads": 6, "head_dim": 6},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1]},
+}
 LOCAL = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 FURTHER: dict[str, dict[str, Any]] = {
     "gemma3": LOCAL,
@@ -138,10 +159,9 @@ FURTHER: dict[str, dict[str, Any]] = {
     "gemma4_unified": {**LOCAL, "use_bidirectional_attention": None},
     "gemma4_unified-both_ways": {**LOCAL, "use_bidirectional_attention": "vision"},
     "mistral3": {"sliding_window": None},
-    "qwen2_5_vl": {
-        **{"num_attention_heads": 6, "head_dim": 6},
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1]},
-    },
+    "qwen2_vl": SIX_HEADS,
+    "qwen2_5_vl": SIX_HEADS,
+    "qwen3_vl_moe": {"moe_intermediate_size": 24, "num_experts": 5, "num_experts_per_tok": 2},
     "qwen3_5": {
         **{"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2},
         **{"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 4},
@@ -168,6 +188,7 @@ def reference(case: str) -> tuple[Any, Any]:
     """Return transformers' model of a case, with random values in all arrays, and its config."""
     config = config_of(case)
     config._attn_implementation = "eager"
+    config._experts_implementation = "eager"  # grouped products take no float64
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(config).eval().float()
     with torch.no_grad():

@@ -8,7 +8,10 @@ from typing import ClassVar
 from ..rope import Rope
 from .family import CHUNKED, FULL, HYBRID, LINEAR, NONE, Architecture
 
-ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "gelu_new", "gelu_fast", "xielu")
+ACTIVATIONS = (
+    *("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "gelu_new", "gelu_fast", "quick_gelu"),
+    "xielu",
+)
 """The activations of config.json that runtime/model/decoder.py supports."""
 
 

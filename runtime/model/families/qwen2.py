@@ -1,5 +1,5 @@
 """Qwen 2 and 2.5, dense: biases on queries, keys and values; an optional window in late layers. The language
-model of Qwen 2.5 VL is one whose heads turn by time, row and column."""
+models of Qwen 2 VL and 2.5 VL are some whose heads turn by time, row and column."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .decoder_family import MULTIMODAL, DecoderArchitecture, DecoderFamily, wind
 from .family import CHATML, text_config
 from .multimodal_rope import by_axes
 
-VL = ("qwen2_5_vl", "qwen2_5_vl_text")
+VL = ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")
 VL_DEFAULTS = {
     **{"vocab_size": 152_064, "hidden_size": 8192, "intermediate_size": 29_568, "num_hidden_layers": 80},
     **{"num_attention_heads": 64, "num_key_value_heads": 8, "max_window_layers": 80},
     **{"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
 }
-"""Defaults of Qwen 2.5 VL, where they differ."""
+"""Defaults of Qwen 2 VL and 2.5 VL, where they differ."""
 
 
 class Qwen2(DecoderFamily):

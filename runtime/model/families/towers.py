@@ -327,6 +327,30 @@ def _projector(
     )
 
 
+def _qwen2(
+    config: Mapping[str, Any], vision: Mapping[str, Any], text: DecoderArchitecture, prefixes: Prefixes
+) -> VisionArchitecture:
+    """Qwen 2 VL (https://arxiv.org/abs/2409.12191), whose config.json names other sizes than later ones."""
+    _is(vision, "qwen2_vl", "qwen2_vl_vision")
+    d, ratio = integer(vision, "embed_dim", 1280), number(vision, "mlp_ratio", 4.0)
+    vision = {
+        **{"depth": 32, "patch_size": 14},
+        **vision,
+        "hidden_size": d,
+        "intermediate_size": int(d * ratio),
+        "out_hidden_size": integer(vision, "hidden_size", 3584),
+    }
+    merger, norm = "visual.merger", _layer_norm(1e-6)
+    tower = _qwen("Qwen 2 VL", vision, text, prefixes, norm, "quick_gelu")
+    assert tower.layers is not None
+    names = replace(tower.layers.names, plain=("fc1", "fc2"))
+    return replace(
+        tower,
+        layers=replace(tower.layers, names=names),
+        projector=_joined("ln_q", (f"{merger}.mlp.0", f"{merger}.mlp.2"), merger, d, vision, norm),
+    )
+
+
 def _qwen2_5(
     config: Mapping[str, Any], vision: Mapping[str, Any], text: DecoderArchitecture, prefixes: Prefixes
 ) -> VisionArchitecture:
@@ -553,8 +577,10 @@ READERS: dict[str, tuple[str, Reader]] = {
     "gemma4": ("Gemma 4", _gemma4),
     "gemma4_unified": ("Gemma 4", _gemma4_unified),
     "mistral3": ("Mistral 3", _pixtral),
+    "qwen2_vl": ("Qwen 2 VL", _qwen2),
     "qwen2_5_vl": ("Qwen 2.5 VL", _qwen2_5),
     "qwen3_vl": ("Qwen 3 VL", _qwen3),
+    "qwen3_vl_moe": ("Qwen 3 VL", _qwen3),
     "qwen3_5": ("Qwen 3.5", _qwen3),
     "qwen3_5_moe": ("Qwen 3.5", _qwen3),
     "llama4": ("Llama 4", _llama4),
