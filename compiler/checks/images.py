@@ -16,9 +16,6 @@ from recipec.spec.diagnostics import Diagnostic
 
 IMAGES = "data.images"
 
-UNPROCESSED = ("gemma4_unified", "llama4")
-"""Model types with a tower here, whose image processor transformers has only for torchvision."""
-
 E0480 = Code(
     "E0480",
     "pictures for a model without a vision tower here",
@@ -54,8 +51,8 @@ E0483 = Code(
 E0484 = Code(
     "E0484",
     "data settings that do not go together with pictures",
-    cause="Pictures are read from conversations of all data before the run. A stream, texts without a chat "
-    "template and another tokenizer have no place for them.",
+    cause="Pictures are read from conversations of all data before the run. A stream and texts without a "
+    "chat template have no place for them.",
     cure="Remove the key that the message names, or `data.images`.",
 )
 
@@ -83,13 +80,10 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         return
     model = facts.model
     tower = None if model is None else model.tower
-    unprocessed = model is not None and model.config.get("model_type") in UNPROCESSED
-    if model is not None and (tower is None or unprocessed):
-        titles = sorted({READERS[kind][0] for kind in READERS if kind not in UNPROCESSED})
-        models = listing(titles, "or")
+    if model is not None and tower is None:
+        models = listing(sorted({title for title, _ in READERS.values()}), "or")
         help = f"use a model of {models}; or remove data.images"
-        what = "image processor" if unprocessed else "vision tower"
-        message = f"{model.title} has no {what} in this version, and data.images trains on pictures"
+        message = f"{model.title} has no vision tower in this version, and data.images trains on pictures"
         yield Diagnostic(E0480, message, IMAGES, help, at_key=True)
     elif model is not None and (
         refused := refused_setting(data.images.tokens, data.images.tiles, _processor(model.config))
@@ -140,16 +134,9 @@ def _tower(facts: Facts) -> Iterator[Diagnostic]:
 def _settings(facts: Facts) -> Iterator[Diagnostic]:
     """Refuse settings of the data that pictures do not go together with."""
     recipe, data = facts.recipe, facts.recipe.data
-    refused = {
-        "data.stream_window": (data.stream_window is not None, "a stream does not read pictures"),
-        "model.tokenizer": (
-            recipe.model.tokenizer is not None,
-            "the tokens of pictures are those of the model's own tokenizer",
-        ),
-    }
-    for key, (refuse, reason) in refused.items():
-        if refuse:
-            yield Diagnostic(E0484, reason, key, "remove the line, or data.images", at_key=True)
+    if data.stream_window is not None:
+        place, help = "data.stream_window", "remove the line, or data.images"
+        yield Diagnostic(E0484, "a stream does not read pictures", place, help, at_key=True)
     if recipe.train.objective == "sft" and not data.formats & set(WITH_PICTURES):
         message = f"no sample of the format {listing(sorted(data.formats))} has pictures"
         place = facts.first_given("data.format", "data.train[0].format")

@@ -38,6 +38,7 @@ from .pictures import (
     refused_setting,
 )
 from .row_values import Malformed
+from .tiles import TileProcessor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -154,6 +155,10 @@ class ImageProcessor(ABC):
         rows, columns = np.indices(grid, dtype=np.int32)
         return blocks(np.stack([rows, columns], -1), self.merge)
 
+    def on_canvas(self, grid: tuple[int, int]) -> np.ndarray:
+        """Return int32[shown, 2]: row and column in the whole picture of the first patches, which show it."""
+        return self.positions(grid)
+
     @abstractmethod
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and the width that the tower sees, in pixels."""
@@ -221,9 +226,10 @@ class ImageProcessor(ABC):
         if processor.do_normalize:
             colors = colors * np.asarray(processor.image_std) + np.asarray(processor.image_mean)
         pixels = (colors / (processor.rescale_factor if processor.do_rescale else 1.0)).round().clip(0, 255)
-        side = pixels.shape[1]
-        whole = np.zeros((grid[0] * side, grid[1] * side, 3), np.uint8)
-        for patch, (row, column) in zip(pixels, self.positions(grid), strict=True):
+        side, positions = pixels.shape[1], self.on_canvas(grid)
+        rows, columns = positions.max(0) + 1
+        whole = np.zeros((rows * side, columns * side, 3), np.uint8)
+        for patch, (row, column) in zip(pixels[: len(positions)], positions, strict=True):
             whole[row * side : (row + 1) * side, column * side : (column + 1) * side] = patch
         return whole
 
@@ -339,6 +345,65 @@ class Gemma4Images(ImageProcessor):
         return {"do_convert_rgb": True}
 
 
+class Gemma4UnifiedImages(Gemma4Images):
+    """Gemma 4 12B: the patches are the squares that the other models average, and row by row."""
+
+    def __init__(self, settings: ImageSettings) -> None:
+        super().__init__(settings)
+        self.patch, self.merge, self.ratio = self.patch * self.merge, 1, 1
+        self._most = int(settings.processor.get("max_soft_tokens", 280))
+
+    def load(self, settings: dict[str, Any]) -> Any:
+        return super().load({**settings, "patch_size": self.patch, "pooling_kernel_size": 1})
+
+
+class Llama4Images(ImageProcessor):
+    """Llama 4: a picture is cut into tiles of one size; several tiles are followed by one of all of it."""
+
+    def __init__(self, settings: ImageSettings) -> None:
+        super().__init__(settings)
+        self.patch, self.ratio = int(settings.sizes["patch"]), int(settings.sizes["ratio"])
+        self._side = self.processor.side // self.patch
+
+    @property
+    def features(self) -> int:
+        return 3 * self.patch**2
+
+    @property
+    def unit(self) -> int:
+        return self._side**2
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        return self.processor.grid(height, width)
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        rows, columns = self.grid(height, width)
+        return rows * self.processor.side, columns * self.processor.side
+
+    def patches(self, grid: tuple[int, int]) -> int:
+        return self.processor.tiles(grid) * self.unit
+
+    def positions(self, grid: tuple[int, int]) -> np.ndarray:
+        return np.tile(super().positions((self._side, self._side)), (self.processor.tiles(grid), 1))
+
+    def on_canvas(self, grid: tuple[int, int]) -> np.ndarray:
+        tiles = super().positions(grid)[:, None]
+        return (tiles * self._side + super().positions((self._side, self._side))).reshape(-1, 2)
+
+    def text(self, grid: tuple[int, int]) -> str:
+        tokens, (rows, columns) = self.settings.tokens, grid
+        tile = tokens["feature"] * (self.unit // self.ratio)
+        row = tokens["column"].join([tile] * columns) + tokens["row"]
+        cut = row * rows if rows * columns > 1 else ""
+        return f"{tokens['begin']}{cut}{tokens['placeholder']}{tile}{tokens['end']}"
+
+    def patches_of(self, output: Mapping[str, Any], grid: tuple[int, int]) -> np.ndarray:
+        return np.concatenate([cut(tile, self.patch, 1) for tile in output["pixel_values"]])
+
+    def load(self, settings: dict[str, Any]) -> Any:
+        return TileProcessor.of(settings)
+
+
 class PixtralImages(ImageProcessor):
     """Pixtral, and Mistral 3 with its merger: pictures keep their shape, up to a longest side."""
 
@@ -430,24 +495,25 @@ class QwenImages(ImageProcessor):
 KINDS: dict[str, type[ImageProcessor]] = {
     "gemma3": Gemma3Images,
     "gemma4": Gemma4Images,
+    "gemma4_unified": Gemma4UnifiedImages,
+    "llama4": Llama4Images,
     "pixtral": PixtralImages,
     "qwen_vl": QwenImages,
 }
 
 KIND_OF = {
     "Gemma3": "gemma3",
+    "Gemma4Unified": "gemma4_unified",
     "Gemma4": "gemma4",
+    "Llama4": "llama4",
     "Pixtral": "pixtral",
     "Mistral3": "pixtral",
     "Qwen2VL": "qwen_vl",
     "Qwen2_5_VL": "qwen_vl",
     "Qwen3VL": "qwen_vl",
 }
-"""The kinds by the beginning of the names of transformers' processors and image processors."""
-
-
-ABSENT = ("Gemma4Unified", "Llama4")
-"""Beginnings of the names of processors that transformers has only for torchvision."""
+"""The kinds by the beginning of the names of transformers' processors and image processors; of two that fit,
+the first one counts."""
 
 
 def image_processor(settings: ImageSettings) -> ImageProcessor:
@@ -468,15 +534,13 @@ def load_image_settings(
 
     Raises:
         UserError: the checkpoint has no image processor that is known here, or lacks one of its tokens; or a
-            setting of the recipe is none of its settings.
+            setting of the recipe is none of its settings; or the tokenizer is of another model.
     """
     whole = _read(model_dir / PROCESSOR)
     processor = {**_read(model_dir / PREPROCESSOR), **dict(whole.get("image_processor") or {})}
     names = [str(processor.get("image_processor_type", "")), str(whole.get("processor_class", ""))]
     names += [str(processor.get("processor_class", ""))]
     kind = next((KIND_OF[start] for name in names for start in KIND_OF if name.startswith(start)), None)
-    if any(name.startswith(ABSENT) for name in names):
-        kind = None
     if not processor:
         raise UserError(
             f"{model_dir} has no {PREPROCESSOR}, which says how the model takes pictures",
@@ -493,7 +557,7 @@ def load_image_settings(
     settings = {key: value for key, value in processor.items() if key not in UNREAD}
     tokens: dict[str, str] = {}
     sizes: dict[str, float] = {}
-    if kind in ("gemma3", "gemma4"):
+    if kind.startswith("gemma"):
         tokens = {
             "placeholder": _named(tokenizer, "boi_token" if kind == "gemma3" else "image_token", model_dir),
             "feature": _named(tokenizer, "image_token", model_dir),
@@ -520,6 +584,11 @@ def load_image_settings(
             "break": str(whole.get("image_break_token", "[IMG_BREAK]")),
             "end": str(whole.get("image_end_token", "[IMG_END]")),
         }
+    elif kind == "llama4":
+        ratio = whole.get("pixel_shuffle_ratio") or vision.get("pixel_shuffle_ratio", 0.5)
+        patch = whole.get("patch_size") or vision.get("patch_size", 14)
+        sizes = {"patch": int(patch), "ratio": round(1 / float(ratio) ** 2)}
+        tokens = {role: str(whole.get(key, token)) for role, (key, token) in LLAMA4.items()}
     elif kind == "qwen_vl":
         feature = getattr(tokenizer, "image_token", None) or "<|image_pad|>"
         tokens = {"placeholder": feature, "feature": feature}
@@ -530,16 +599,36 @@ def load_image_settings(
             f"the tokenizer of {model_dir} has no {missing[0]}, which stands for a picture",
             "use the tokenizer of the model's own repository",
         )
+    feature_id = int(known[tokens["feature"]])
+    stated = next(
+        (config[key] for key in ("image_token_id", "image_token_index") if key in config), feature_id
+    )
+    if stated != feature_id:
+        raise UserError(
+            f"the tokenizer gives {tokens['feature']} the id {feature_id}, and in {model_dir}/config.json a "
+            f"picture's tokens have {stated}",
+            "use the tokenizer of the model's own repository",
+        )
     return ImageSettings(
         kind,
         _changed(settings, kind, images),
         tokens,
-        int(known[tokens["feature"]]),
+        feature_id,
         sizes,
         Limits(images.longest_side, images.max_pixels),
         str(kept),
     )
 
+
+LLAMA4 = {
+    "placeholder": ("image_token", "<|image|>"),
+    "feature": ("patch_token", "<|patch|>"),
+    "begin": ("start_of_image_token", "<|image_start|>"),
+    "end": ("end_of_image_token", "<|image_end|>"),
+    "column": ("tile_x_separator_token", "<|tile_x_separator|>"),
+    "row": ("tile_y_separator_token", "<|tile_y_separator|>"),
+}
+"""The keys of processor_config.json for Llama 4's tokens, with transformers' defaults, by their roles."""
 
 UNREAD = (
     *("image_processor_type", "processor_class", "image_seq_length", "data_format", "input_data_format"),
@@ -553,9 +642,11 @@ def _changed(processor: dict[str, Any], kind: str, images: Images) -> dict[str, 
     if refused := refused_setting(images.tokens, images.tiles, kind):
         key, reason, help = refused
         raise UserError(f"{key}: {reason}", help)
+    if images.tiles is not None:
+        return {**processor, "max_patches": images.tiles}
     if images.tokens is None:
         return processor
-    if kind == "gemma4":
+    if kind.startswith("gemma4"):
         return {**processor, "max_soft_tokens": images.tokens}
     block = int(processor.get("patch_size", 14)) * int(processor.get("merge_size", 2))
     size = dict(processor.get("size") or {})

@@ -52,9 +52,17 @@ BUCKET = "gs://"
 KEPT = "kept:"
 """The beginning of the place of a picture whose bytes stand in a row: its content's digest follows."""
 
-TOKEN_LIMITS: Mapping[str, Sequence[int]] = {"gemma4": (70, 140, 280, 560, 1120), "qwen_vl": ()}
+GEMMA4_TOKENS = (70, 140, 280, 560, 1120)
+TOKEN_LIMITS: Mapping[str, Sequence[int]] = {
+    "gemma4": GEMMA4_TOKENS,
+    "gemma4_unified": GEMMA4_TOKENS,
+    "qwen_vl": (),
+}
 """The kinds of image processors that can limit the tokens of a picture, with the limits that each accepts;
 none for any number."""
+
+TILED = ("llama4",)
+"""The kinds of image processors that cut pictures into tiles."""
 
 LOCAL_COPY = "a run fetches no picture from the web: download it, and name the file"
 
@@ -62,7 +70,7 @@ LOCAL_COPY = "a run fetches no picture from the web: download it, and name the f
 def refused_setting(tokens: int | None, tiles: int | None, kind: str) -> tuple[str, str, str] | None:
     """Return the key of data.images that a kind of image processor does not take, the reason, and what to
     type instead; None if it takes all."""
-    if tiles is not None:
+    if tiles is not None and kind not in TILED:
         return "data.images.tiles", "this model's image processor cuts no tiles", "remove the line"
     if tokens is None:
         return None

@@ -73,8 +73,8 @@ def load_tokenizer(
             f"the tokenizer of {source} has no fast version, whose character offsets the loss mask needs",
             "convert it (transformers writes tokenizer.json with save_pretrained), or set model.tokenizer",
         )
-    if data.images is not None:
-        tokenizer.chat_template = of_processor(model_dir) or tokenizer.chat_template
+    if data.images is not None and Path(source).is_dir():
+        tokenizer.chat_template = of_processor(Path(source)) or tokenizer.chat_template
     chats = any(kind.format in CONVERSATIONS and kind.chat_template is None for kind in data.kinds)
     if chats and not tokenizer.chat_template:
         raise UserError(

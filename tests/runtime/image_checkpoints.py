@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +16,29 @@ TURNS = """\
 {% if part['type'] == 'image' %}{{ 'PLACE' }}{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}\
 {{ '<end>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<turn>assistant\\n' }}{% endif %}"""
 
+GEMMA4 = {
+    **{"boi_token": "<|image>", "image_token": "<|image|>", "eoi_token": "<image|>"},
+    **{"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>"},
+}
 SPECIAL: Mapping[str, Mapping[str, str]] = {
     "gemma3": {
         "boi_token": "<start_of_image>",
         "image_token": "<image_soft_token>",
         "eoi_token": "<end_of_image>",
     },
-    "gemma4": {
-        "boi_token": "<|image>",
-        "image_token": "<|image|>",
-        "eoi_token": "<image|>",
-        "audio_token": "<|audio|>",
-        "boa_token": "<|audio>",
-        "eoa_token": "<audio|>",
-    },
+    "gemma4": GEMMA4,
+    "gemma4_unified": {**GEMMA4, "video_token": "<|video|>"},
+    "llama4": {},
     "pixtral": {},
     "qwen_vl": {},
 }
 """Tokens that tokenizer_config.json names, by the kind of the processor."""
 
 PLAIN = {
+    "llama4": (
+        *("<|image|>", "<|patch|>", "<|image_start|>", "<|image_end|>"),
+        *("<|tile_x_separator|>", "<|tile_y_separator|>"),
+    ),
     "pixtral": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
     "qwen_vl": ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"),
 }
@@ -43,6 +46,8 @@ PLAIN = {
 PLACES = {
     "gemma3": "<start_of_image>",
     "gemma4": "<|image|>",
+    "gemma4_unified": "<|image|>",
+    "llama4": "<|image|>",
     "pixtral": "[IMG]",
     "qwen_vl": "<|vision_start|><|image_pad|><|vision_end|>",
 }
@@ -65,6 +70,21 @@ IMAGES: Mapping[str, Mapping[str, Any]] = {
         "max_soft_tokens": 70,
         "pooling_kernel_size": 3,
     },
+    "gemma4_unified": {
+        "image_processor_type": "Gemma4UnifiedImageProcessor",
+        "processor_class": "Gemma4UnifiedProcessor",
+        "patch_size": 2,
+        "max_soft_tokens": 70,
+        "pooling_kernel_size": 2,
+    },
+    "llama4": {
+        "image_processor_type": "Llama4ImageProcessorFast",
+        "processor_class": "Llama4Processor",
+        "size": {"height": 24, "width": 24},
+        "max_patches": 6,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    },
     "pixtral": {
         "image_processor_type": "PixtralImageProcessorFast",
         "processor_class": "PixtralProcessor",
@@ -85,12 +105,14 @@ IMAGES: Mapping[str, Mapping[str, Any]] = {
 PROCESSORS: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 9},
     "gemma4": {"processor_class": "Gemma4Processor"},
+    "gemma4_unified": {"processor_class": "Gemma4UnifiedProcessor"},
+    "llama4": {"processor_class": "Llama4Processor", "patch_size": 4, "pixel_shuffle_ratio": 0.5},
     "pixtral": {"processor_class": "PixtralProcessor", "patch_size": 4, "spatial_merge_size": 2},
     "qwen_vl": {"processor_class": "Qwen2_5_VLProcessor"},
 }
 """processor_config.json, by the kind."""
 
-PATCH = {"gemma3": 4, "gemma4": 2, "pixtral": 4, "qwen_vl": 4}
+PATCH = {"gemma3": 4, "gemma4": 2, "gemma4_unified": 2, "llama4": 4, "pixtral": 4, "qwen_vl": 4}
 
 TEXT = (
     "What is in these pictures? A red circle, two blue squares and a green triangle, left of it. "
@@ -150,6 +172,8 @@ def drawn(size: tuple[int, int], seed: int = 0, mode: str = "RGB") -> Image.Imag
 CLASSES = {
     "gemma3": ("gemma3.processing_gemma3", "Gemma3Processor"),
     "gemma4": ("gemma4.processing_gemma4", "Gemma4Processor"),
+    "gemma4_unified": ("gemma4_unified.processing_gemma4_unified", "Gemma4UnifiedProcessor"),
+    "llama4": ("llama4.processing_llama4", "Llama4Processor"),
     "pixtral": ("pixtral.processing_pixtral", "PixtralProcessor"),
     "qwen_vl": ("qwen3_vl.processing_qwen3_vl", "Qwen3VLProcessor"),
 }
@@ -159,40 +183,133 @@ CLASSES = {
 def reference(folder: Path, kind: str) -> Any:
     """Return transformers' processor of a folder, with its image processor for Pillow.
 
-    The modules of some processors import torchvision, which only their image processors for it use. So a
-    stand-in without content is enough for them.
+    Of two kinds, transformers has none for Pillow: `WITHOUT_PILLOW`.
+    """
+    from transformers import AutoTokenizer
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+    module_name, class_name = CLASSES[kind]
+    processor = getattr(imported(module_name), class_name)
+    # A processor without its parts for sound and video.
+    processor = type(class_name, (processor,), {"check_argument_for_proper_class": lambda *arguments: None})
+    settings = {key: value for key, value in PROCESSORS[kind].items() if key != "processor_class"}
+    if kind in WITHOUT_PILLOW:
+        images = WITHOUT_PILLOW[kind]()
+    else:
+        images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if kind.startswith("gemma4"):
+        return processor(None, images, tokenizer, None, chat_template=tokenizer.chat_template, **settings)
+    if kind == "qwen_vl":
+        return processor(images, tokenizer, None, chat_template=tokenizer.chat_template, **settings)
+    return processor(images, tokenizer, chat_template=tokenizer.chat_template, **settings)
+
+
+class MergedPatches:
+    """The image processor of Gemma 4 12B: that of the others, and transformers' function that merges the
+    patches of a square."""
+
+    model_input_names = ("pixel_values",)
+
+    def fetch_images(self, images: Any) -> Any:
+        return images
+
+    def __call__(self, images: Sequence[Image.Image], **arguments: Any) -> dict[str, Any]:
+        import torch
+        from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+        merge = imported("gemma4_unified.image_processing_gemma4_unified").patches_merge
+        keys = ("patch_size", "max_soft_tokens", "pooling_kernel_size")
+        processor = Gemma4ImageProcessorPil(**{key: IMAGES["gemma4_unified"][key] for key in keys})
+        out = processor(images=make_flat(images), return_tensors="np", do_convert_rgb=True)
+        patches, places, counts = [], [], []
+        for values, at in zip(out["pixel_values"], out["image_position_ids"], strict=True):
+            used = at[:, 0] >= 0
+            given = (torch.tensor(array[used])[None] for array in (values, at))
+            merged, positions = merge(*given, int(used.sum()) // processor.pooling_kernel_size**2)
+            counts.append(merged.shape[1])
+            empty = processor.max_soft_tokens - counts[-1]
+            patches.append(np.pad(merged[0].numpy(), ((0, empty), (0, 0))))
+            places.append(np.pad(positions[0].numpy(), ((0, empty), (0, 0)), constant_values=-1))
+        return {
+            "pixel_values": np.stack(patches),
+            "image_position_ids": np.stack(places),
+            "num_soft_tokens_per_image": counts,
+        }
+
+
+class Tiles:
+    """Llama 4's image processor: transformers' functions for the sizes, Pillow for the scaling, and torch for
+    the numbers in bfloat16."""
+
+    model_input_names = ("pixel_values",)
+
+    def fetch_images(self, images: Any) -> Any:
+        return images
+
+    def __call__(self, images: Sequence[Image.Image], **arguments: Any) -> dict[str, Any]:
+        import torch
+        from transformers.image_transforms import split_to_tiles
+        from transformers.image_utils import SizeDict
+
+        functions = imported("llama4.image_processing_llama4")
+        side, most = IMAGES["llama4"]["size"]["height"], IMAGES["llama4"]["max_patches"]
+        known = torch.tensor(functions.find_supported_resolutions(most, SizeDict(height=side, width=side)))
+
+        def numbers(pixels: np.ndarray) -> Any:
+            scaled = torch.tensor(pixels.transpose(2, 0, 1))[None].to(torch.bfloat16) * (1 / 255)
+            half = torch.tensor([0.5] * 3, dtype=torch.bfloat16)[:, None, None]
+            return (scaled - half) / half
+
+        tiles, grids = [], []
+        for image in make_flat(images):
+            size = image.height, image.width
+            canvas = functions.get_best_fit(size, known)
+            within = tuple(min(max(own, side), end) for own, end in zip(size, canvas, strict=True))
+            height, width = functions.get_max_res_without_distortion(size, within)
+            whole = np.zeros((*map(int, canvas), 3), np.uint8)
+            whole[: int(height), : int(width)] = np.asarray(image.resize((int(width), int(height)), 2))
+            grids.append([int(end) // side for end in canvas])
+            tiles.append(split_to_tiles(numbers(whole), *grids[-1])[0])
+            if len(tiles[-1]) > 1:
+                tiles.append(numbers(np.asarray(image.resize((side, side), 2))))
+        pixels = torch.cat(tiles).float().numpy()
+        return {"pixel_values": pixels, "aspect_ratios": np.array(grids)}
+
+
+WITHOUT_PILLOW = {"gemma4_unified": MergedPatches, "llama4": Tiles}
+"""The image processors that transformers has only for torchvision, of its functions that do not use it."""
+
+
+def make_flat(images: Any) -> list[Image.Image]:
+    from transformers.image_utils import make_flat_list_of_images
+
+    return make_flat_list_of_images(images)  # type: ignore[no-any-return]
+
+
+def imported(name: str) -> Any:
+    """Import a module of transformers.models.
+
+    Some import torchvision, which only their image processors for it use. So a stand-in without content is
+    enough for them.
     """
     import importlib
     import sys
     from types import ModuleType
 
-    from transformers import AutoTokenizer
-    from transformers.models.auto.image_processing_auto import AutoImageProcessor
-
     names = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2"]
     names += ["torchvision.transforms.v2.functional"]
-    absent = [name for name in names if name not in sys.modules]
-    for name in absent:
-        module = ModuleType(name)
-        sys.modules[name] = module
-        parent, _, last = name.rpartition(".")
+    absent = [one for one in names if one not in sys.modules]
+    for absent_name in absent:
+        module = ModuleType(absent_name)
+        sys.modules[absent_name] = module
+        parent, _, last = absent_name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], last, module)
     if absent:
         sys.modules[names[-1]].InterpolationMode = object  # type: ignore[attr-defined]
     try:
-        module_name, class_name = CLASSES[kind]
-        processor = getattr(importlib.import_module(f"transformers.models.{module_name}"), class_name)
+        return importlib.import_module(f"transformers.models.{name}")
     finally:
-        for name in absent:
-            del sys.modules[name]
-    # A processor without its parts for sound and video.
-    processor = type(class_name, (processor,), {"check_argument_for_proper_class": lambda *arguments: None})
-    settings = {key: value for key, value in PROCESSORS[kind].items() if key != "processor_class"}
-    images = AutoImageProcessor.from_pretrained(folder, backend="pil")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    if kind == "gemma4":
-        return processor(None, images, tokenizer, None, chat_template=tokenizer.chat_template, **settings)
-    if kind == "qwen_vl":
-        return processor(images, tokenizer, None, chat_template=tokenizer.chat_template, **settings)
-    return processor(images, tokenizer, chat_template=tokenizer.chat_template, **settings)
+        for absent_name in absent:
+            del sys.modules[absent_name]

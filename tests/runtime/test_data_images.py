@@ -11,6 +11,7 @@ import pytest
 
 from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
 from recipec.runtime.data.tokenizer import load_tokenizer
+from recipec.runtime.errors import UserError
 from recipec.runtime.sections import Images
 from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
 from tests.runtime.image_checkpoints import IMAGES, drawn, reference, write
@@ -97,7 +98,7 @@ def _patches(kind: str, output: Any, checkpoint: Path) -> np.ndarray:
     pixels = output["pixel_values"]
     if kind == "qwen_vl":
         return np.asarray(pixels, np.float32)
-    if kind == "gemma4":
+    if kind.startswith("gemma4"):
         counts = (np.asarray(output["image_position_ids"])[..., 0] >= 0).sum(1)
         return np.concatenate([np.asarray(p)[:n] for p, n in zip(pixels, counts, strict=True)]).astype(
             np.float32
@@ -127,10 +128,16 @@ def _check_indices(batch: dict[str, np.ndarray], run: PreparedData, sample: int)
     assert not batch["patches"][0][of_patches == 0].any()
     ratio = int(samples.patches[pictures].sum() // samples.picture_tokens[pictures].sum())
     assert batch["patches"].shape[1] % ratio == 0
-    for number in range(1, len(pictures) + 1):
-        # Each patch has its own place, and the patches of a feature are neighbors.
+    processor = run.schedule._shape.pixels.processor  # type: ignore[union-attr]
+    for number, picture in enumerate(pictures, 1):
+        # Each patch of a picture, or of a tile, has its own place.
         places = batch["patch_positions"][0][of_patches == number]
-        assert len(np.unique(places, axis=0)) == len(places)
+        tiles = len(places) // processor.unit if processor.settings.kind == "llama4" else 1
+        for tile in np.split(places, tiles):
+            assert len(np.unique(tile, axis=0)) == len(tile)
+        assert len(processor.on_canvas(tuple(run.samples.grids[picture]))) == len(places) - (
+            processor.unit if tiles > 1 else 0
+        )
 
 
 @pytest.mark.parametrize("kind", ["gemma4", "pixtral", "qwen_vl"])
@@ -164,6 +171,28 @@ def test_patches_are_cut_from_the_processors_picture_where_they_say(tmp_path: Pa
     processor = reference(checkpoint, "pixtral").image_processor
     expected = processor(images=[picture], return_tensors="np", patch_size=8)["pixel_values"][0]
     np.testing.assert_array_equal(whole, expected)
+
+
+def test_pictures_have_at_most_as_many_tiles_as_the_recipe_says(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "checkpoint", "llama4")
+    drawn((100, 20)).save(tmp_path / "0.png")
+    write_rows(tmp_path, [{"messages": messages(1), "images": ["0.png"]}] * 2)
+    tiles = [
+        prepared(checkpoint, tmp_path, packing=False, images=Images(tiles=most)).samples.picture_tokens[0]
+        // 9
+        for most in (6, 3, 1)
+    ]
+    assert tiles == [6, 4, 1]  # those of the canvas, and one of the whole picture
+
+
+def test_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    """The model's own server finds pictures by the token of config.json."""
+    checkpoint = write(tmp_path / "checkpoint", "qwen_vl")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "image_token_id": 3}))
+    write_rows(tmp_path, [{"messages": messages(0)}] * 2)
+    with pytest.raises(UserError, match=r"id 6, and in .* a picture's tokens have 3"):
+        prepared(checkpoint, tmp_path)
 
 
 def test_rotary_positions_are_those_of_transformers_qwen_vl(tmp_path: Path) -> None:
