@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from recipec.port.common_keys import say_common, say_start, say_tokens
 from recipec.port.engine import Rule, Says
 from recipec.port.keys import OFF, Row, table
-from recipec.port.meaning import experts, model_names, training
+from recipec.port.meaning import experts, images, model_names, templates, training
 from recipec.port.meaning.run import Run
+from recipec.port.tool_names import known
 
 
 @dataclass(frozen=True)
@@ -95,3 +96,27 @@ def start(key: str, of_base: bool = False) -> Rule[Run]:
 def tokens(key: str, resizes: str = "") -> Rule[Run]:
     """State the key that lists new tokens, with LLaMA-Factory's key that resizes the vocabulary."""
     return lambda run: say_tokens(run.keys, key, resizes)
+
+
+TEMPLATE, SOURCES = "data.chat_template", "data.train"
+
+
+def places(run: Run) -> Says:
+    """Let the templates that a port has written write the places of pictures too, as the model's own does."""
+    model, ledger = run.model, run.ledger
+    if model is None or not images.trained_on(run.keys):
+        return
+    place = known("places").get(str(model.config.get("model_type")), "")
+    shared = ledger.value(TEMPLATE)
+    if isinstance(shared, str) and (template := templates.with_places(shared, place)):
+        yield run.keys.sets(TEMPLATE, template)
+    sources = ledger.value(SOURCES)
+    own = [source.get("chat_template") for source in sources or () if isinstance(source, Mapping)]
+    if any(isinstance(text, str) and templates.with_places(text, place) for text in own):
+        yield run.keys.sets(SOURCES, [_placed(source, place) for source in sources])
+
+
+def _placed(source: Any, place: str) -> Any:
+    text = source.get("chat_template") if isinstance(source, Mapping) else None
+    template = templates.with_places(text, place) if isinstance(text, str) else None
+    return {**source, "chat_template": template} if template else source

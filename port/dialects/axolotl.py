@@ -33,7 +33,7 @@ from recipec.port.meaning.run import Run
 from recipec.port.meaning.sharding import Launch
 from recipec.port.meaning.training import EPOCH, EVERY
 from recipec.port.refusals import E1144, E1145, E1148, E1149, E1160, E1163, E1180
-from recipec.port.rules import common, directory, follow, start, tokens
+from recipec.port.rules import common, directory, follow, places, start, tokens
 from recipec.runtime.training.objectives import OBJECTIVES
 
 NAME = "axolotl"
@@ -887,6 +887,7 @@ RULES: Sequence[Rule[Run]] = (
     _pictures,
     _adapters,
     _data,
+    places,
     _launch,
     _batches,
     _draws,

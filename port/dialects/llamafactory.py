@@ -29,7 +29,7 @@ from recipec.port.meaning import (
 )
 from recipec.port.meaning.run import Run
 from recipec.port.refusals import E1142, E1143, E1145, E1146, E1147, E1149, E1150, E1163, E1180
-from recipec.port.rules import balance, common, follow, model, tokens
+from recipec.port.rules import balance, common, follow, model, places, tokens
 from recipec.port.tool_names import of_model
 from recipec.runtime.data.messages import ALIASES, CALLS, ROLES
 from recipec.runtime.training.objectives import OBJECTIVES
@@ -939,6 +939,7 @@ RULES: Sequence[Rule[LlamaFactory]] = (
     balance("moe_aux_loss_coef", *BALANCED),
     _data,
     _pictures,
+    places,
     _attention,
     _token_loss,
     _training,

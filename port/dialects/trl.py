@@ -35,7 +35,7 @@ from recipec.port.meaning.model_names import Named
 from recipec.port.meaning.run import Run
 from recipec.port.meaning.sharding import Launch
 from recipec.port.refusals import E1143, E1145, E1149, E1160, E1163, E1171
-from recipec.port.rules import common, follow
+from recipec.port.rules import common, follow, places
 from recipec.port.source import Source
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
@@ -796,6 +796,7 @@ RULES: Sequence[Rule[Trl]] = (
     _lora,
     _data,
     _losses,
+    places,
     _balance,
     _training,
     _groups,

@@ -7,7 +7,7 @@ from typing import Any
 from recipec.compiler.wording import listing
 from recipec.port.engine import Says, Statements
 from recipec.port.keys import Keys, table, words
-from recipec.port.meaning import datasets
+from recipec.port.meaning import datasets, images
 from recipec.port.refusals import E1142, E1145, E1163, W1168
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.diagnostics import Diagnostic
@@ -72,6 +72,8 @@ def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) 
     if row is not None:
         form = _of_columns(row, column)
         why = f"from the columns of {path}" if form else ""
+    elif images.trained_on(keys):
+        form, why = "chat", "Unsloth's collator of pictures takes conversations"
     elif keys.flag("assistant_only_loss"):
         form, why = "chat", "assistant_only_loss is only for conversations"
     elif keys.value("completion_only_loss") is True:

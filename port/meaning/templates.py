@@ -335,6 +335,33 @@ def written(turns: Turns, thinking: bool = True) -> str:
     return "\n".join(line for line in out if line) + "\n"
 
 
+USER, NEXT = "{%- if message.role == 'user' -%}", "{%- elif message.role == 'assistant'"
+"""What `written` puts around the turns of a user."""
+SHOWN = """\
+{%- macro shown(content) -%}
+{%- if content is string -%}{{- content -}}{%- else -%}
+{%- for part in content -%}{{- PLACE if part.type == 'image' else part.text -}}{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+"""
+"""A macro for a content that may have parts."""
+
+
+def with_places(template: str, place: str) -> str | None:
+    """Return a template that `written` has made, with the places of pictures in the user's turns; None for
+    another template.
+
+    Args:
+        place: what the model's own template writes for a picture.
+    """
+    before, user, rest = template.partition(USER)
+    turn, following, after = rest.partition(NEXT)
+    if not following or "message.content" not in turn:
+        return None
+    turn = turn.replace("message.content", "shown(message.content)")
+    return SHOWN.replace("PLACE", _quoted(place)) + before + user + turn + following + after
+
+
 def _thought(thought: tuple[str, str], thinking: bool) -> str:
     """Write an empty thought before an answer that has none, or in place of any thought if not `thinking`."""
     first, second = (_quoted(part.strip()) for part in thought)

@@ -192,6 +192,14 @@ def test_switches_of_unsloth_for_pictures(old: str, new: str, expected: dict[str
     assert {path: value(made, path) for path in expected} == expected
 
 
+def test_rows_that_unsloth_trains_on_with_pictures_are_conversations() -> None:
+    """Its collator reads messages, whatever column of text the trainer would read."""
+    rows = SEEING.replace("[as_messages(row) for row in rows]", "rows")
+    made = ported(HEAD + rows.replace("max_steps=60", 'max_steps=60, dataset_text_field=""'))
+    assert made.whole, made.diagnostics
+    assert (value(made, "data.format"), value(made, "data.loss_on")) == ("chat", "assistant")
+
+
 def test_report_gives_line_and_column_of_argument_value() -> None:
     made = ported(HEAD + 'SFTTrainer("Qwen/Qwen3-8B", train_dataset=rows, args=SFTConfig(\n    seed=7,\n))\n')
     (row,) = [row for row in made.rows if row.key == "seed"]

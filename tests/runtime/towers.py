@@ -71,6 +71,12 @@ CASES: dict[str, dict[str, Any]] = {
         },
         "multimodal_projector_bias": True,
     },
+    "mistral3-experts": {
+        "vision_config": {
+            **{"model_type": "pixtral", **SIZES, "num_hidden_layers": 2, "num_attention_heads": 4},
+            **{"image_size": 80, "patch_size": 4},
+        },
+    },
     "mistral3-threes": {
         "vision_config": {
             **{"model_type": "pixtral", **SIZES, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -159,6 +165,11 @@ FURTHER: dict[str, dict[str, Any]] = {
     "gemma4_unified": {**LOCAL, "use_bidirectional_attention": None},
     "gemma4_unified-both_ways": {**LOCAL, "use_bidirectional_attention": "vision"},
     "mistral3": {"sliding_window": None},
+    "mistral3-experts": {
+        **{"model_type": "mistral4", "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 8},
+        **{"qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 8, "moe_intermediate_size": 24},
+        **{"n_routed_experts": 5, "num_experts_per_tok": 2},
+    },
     "qwen2_vl": SIX_HEADS,
     "qwen2_5_vl": SIX_HEADS,
     "qwen3_vl_moe": {"moe_intermediate_size": 24, "num_experts": 5, "num_experts_per_tok": 2},

@@ -1,0 +1,90 @@
+"""Test the chat templates of ported runs with pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipec.port.meaning import templates
+from recipec.runtime.data.picture_rows import MARK
+from recipec.runtime.data.template import ChatTemplate
+from tests.port.dialects import base, beside, ported
+
+TALK = [
+    {"role": "user", "content": f"{MARK}What is it?"},
+    {"role": "assistant", "content": "A fox."},
+    {"role": "user", "content": "And here?"},
+    {"role": "assistant", "content": "The same."},
+]
+QWEN = (
+    "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is it?<|im_end|>\n"
+    "<|im_start|>assistant\nA fox.<|im_end|>\n"
+    "<|im_start|>user\nAnd here?<|im_end|>\n<|im_start|>assistant\nThe same.<|im_end|>\n"
+)
+GEMMA = (
+    "<bos><start_of_turn>user\n<start_of_image>What is it?<end_of_turn>\n"
+    "<start_of_turn>model\nA fox.<end_of_turn>\n"
+    "<start_of_turn>user\nAnd here?<end_of_turn>\n<start_of_turn>model\nThe same.<end_of_turn>\n"
+)
+"""The texts that the models' own templates write."""
+
+
+@pytest.mark.parametrize(
+    ("model", "template", "written"),
+    [
+        ("Qwen/Qwen3-VL-4B-Instruct", "qwen3_vl_nothink", QWEN),
+        ("Qwen/Qwen3-VL-30B-A3B-Instruct", "qwen3_vl_nothink", QWEN),
+        (
+            "Qwen/Qwen2-VL-7B-Instruct",
+            "qwen2_vl",
+            f"<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{QWEN}",
+        ),
+        ("google/gemma-3-4b-it", "gemma3", GEMMA),
+    ],
+)
+def test_llamafactory_templates_have_the_places_of_pictures(
+    model: str, template: str, written: str, tmp_path: Path
+) -> None:
+    named = {"model_name_or_path": model, "template": template, "dataset": "seen"}
+    info = beside("llamafactory")["dataset_info"]
+    made = ported("llamafactory", tmp_path, {**base("llamafactory"), **named}, dataset_info=info)
+    chat = ChatTemplate(made.value("data.chat_template"), {"bos_token": "<bos>"})
+    text, spans = chat.render_marked(TALK)
+    assert text.rstrip("\n") == written.rstrip("\n")
+    assert [text[start:end].partition("<")[0] for start, end in spans] == ["A fox.", "The same."]
+
+
+@pytest.mark.parametrize(
+    ("model", "template"),
+    [
+        ("Qwen/Qwen2-VL-7B-Instruct", "qwen2_vl"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2_vl"),
+        ("mistral-community/pixtral-12b", "pixtral"),
+    ],
+)
+def test_axolotl_templates_that_are_the_models_own(model: str, template: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"base_model": model, "processor_type": "AutoProcessor"}
+    named = {**base("axolotl"), **changes, "chat_template": template}
+    made = ported("axolotl", tmp_path, named)
+    assert made.value("data.chat_template") is None
+    assert made.value("data.loss_on") == "assistant"
+
+
+def test_other_templates_of_axolotl_have_the_places_of_pictures(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"base_model": "Qwen/Qwen3-VL-8B-Instruct", "processor_type": "AutoProcessor"}
+    made = ported("axolotl", tmp_path, {**base("axolotl"), **changes, "chat_template": "chatml"})
+    chat = ChatTemplate(made.value("data.chat_template"), {})
+    assert "user\n<|vision_start|><|image_pad|><|vision_end|>What is it?" in chat.render(TALK)
+
+
+def test_templates_of_the_user_stay_as_they_are() -> None:
+    assert templates.with_places("{% for m in messages %}{{ m.content }}{% endfor %}", "[IMG]") is None
+
+
+def test_every_model_with_a_tower_has_a_place_for_pictures() -> None:
+    from recipec.port.tool_names import known
+    from recipec.runtime.model.families.towers import READERS
+
+    assert READERS.keys() <= known("places").keys()
