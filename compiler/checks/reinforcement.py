@@ -46,6 +46,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         return
     yield from _rewards(facts)
     yield from _columns(facts)
+    yield from _plain(facts)
     yield from _data(facts)
     yield from _groups(facts, grpo)
     yield from _loss(facts, grpo)
@@ -242,7 +243,7 @@ def _columns(facts: Facts) -> Iterator[Diagnostic]:
                 columns = [
                     str(column) for column in rows[0] if column != prompt_column(rows[0], section.fields)
                 ]
-                close = words.slip(column, columns)
+                close = None if column in columns else words.slip(column, columns)
                 of = plural(len(rows), "row")
                 yield Diagnostic(
                     E0471,
@@ -251,12 +252,43 @@ def _columns(facts: Facts) -> Iterator[Diagnostic]:
                     place,
                     f"did you mean `{close}`?"
                     if close
+                    else f"leave rows without `{column}` out: a data.transform returns None for them"
+                    if lacking < len(rows)
                     else f"the columns of {at} are {listing(columns)}"
                     if columns
                     else f"{at} has only prompts",
                 )
             elif rows and (fault := _fault(reward, [row[column] for row in rows])):
                 yield Diagnostic(E0472, f"`{source.path}`, column `{column}`: {fault[0]}", place, fault[1])
+
+
+N0475 = Code(
+    "N0475",
+    "prompts without the chat template",
+    cause="A prompt of plain text is tokenized as it is. The model has a chat template, and a server puts "
+    "what it is asked into that.",
+    cure="Give rows with `messages`, or make them with `data.transform`. Nothing, if the model is meant to "
+    "complete plain text.",
+)
+
+
+def _plain(facts: Facts) -> Iterator[Diagnostic]:
+    """Report prompts of plain text for a model with a chat template."""
+    model, data = facts.model, facts.recipe.data
+    if model is None or model.chat is False:
+        return
+    for index, source in enumerate(data.train):
+        section = data.of(source)
+        rows = [] if section.transform is not None else first_at_hand(facts, source.path)[:1]
+        prompts = [row.get(prompt_column(row, section.fields)) for row in rows]
+        if any(isinstance(prompt, str) and not prompt.lstrip().startswith("[") for prompt in prompts):
+            yield Diagnostic(
+                N0475,
+                f"the prompts of `{source.path}` are plain text, which gets no chat template, and "
+                f"{model.title} has one",
+                f"data.train[{index}].path",
+                'rows with messages: [{"role": "user", "content": ...}], as a data.transform can make them',
+            )
 
 
 def _name(reward: Reward) -> str:

@@ -18,9 +18,9 @@ from recipec.compiler.lowering.first_rows import LOOKED_AT, first_rows
 from recipec.compiler.lowering.references import COMPRESSIBLE, escapes, is_inline, leads_out
 from recipec.compiler.packages import missing_packages
 from recipec.compiler.wording import listing, plural
-from recipec.runtime.data.advice import LIKED, advice, balance, leftover
+from recipec.runtime.data.advice import LIKED, WITHOUT_ANSWER, advice, balance, leftover
 from recipec.runtime.data.columns import Unread, marked, together
-from recipec.runtime.data.formats import PARSERS, ParsedSample, is_labeled, label_of
+from recipec.runtime.data.formats import ENDS_WITH_ANSWER, PARSERS, ParsedSample, is_labeled, label_of
 from recipec.runtime.data.messages import taught
 from recipec.runtime.data.picture_rows import refuse_pictures, taken
 from recipec.runtime.data.pictures import picture_of
@@ -471,7 +471,9 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
                     f"`{source.path}` {'is' if len(faults) == 1 else 'are'} not of the format "
                     f"{section.format}: {reason}",
                     f"data.{part}[{index}].path",
-                    advice(section.format, section.fields, [str(column) for column in row], place),
+                    WITHOUT_ANSWER
+                    if ENDS_WITH_ANSWER in reason
+                    else advice(section.format, section.fields, [str(column) for column in row], place),
                 )
         of = f"{'the' if whole else 'the first'} {plural(seen, 'sample')} of data.{part}"
         yield from _columns(f"data.{part}", of, counts)

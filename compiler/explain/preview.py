@@ -141,7 +141,7 @@ def preview(
     """
     require_packages("previewing", PACKAGES)
     from recipec.runtime.data.batches import rows_by_source
-    from recipec.runtime.data.encoding import Encoder, coding
+    from recipec.runtime.data.encoding import Encoder, coding, of_prompts
     from recipec.runtime.data.epochs import Epochs, check_draws, measure_rows, room_of, source_weights
     from recipec.runtime.data.image_processor import image_processor, load_image_settings
     from recipec.runtime.data.sources import splits
@@ -174,6 +174,7 @@ def preview(
         images = load_image_settings(model_dir, tokenizer, data.images, kept_pictures(None))
     templates = chat_templates(tokenizer, data, folder, part.sources)
     how = coding(tokenizer, templates, data, program.architecture.vocab_size, part.sources, images)
+    how = of_prompts(how, program.recipe.train)
 
     encoder = Encoder(how)
     sources = [_shown(encoder, *source) for source in enumerate(_readers(part, data, folder))]
@@ -296,7 +297,7 @@ def _trained_on(
     images: ImageSettings | None = None,
 ) -> list[str]:
     """Return what to say of evaluation samples that are trained on; the other split is tokenized for it."""
-    from recipec.runtime.data.encoding import coding
+    from recipec.runtime.data.encoding import coding, of_prompts
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.workers import tokenize
 
@@ -306,6 +307,7 @@ def _trained_on(
     try:
         templates = chat_templates(tokenizer, data, folder, other.sources)
         how = coding(tokenizer, templates, data, program.architecture.vocab_size, other.sources, images)
+        how = of_prompts(how, program.recipe.train)
         others, _ = tokenize(_readers(other, data, folder), how, data, None, f"tokenizing {other.name}")
     except UserError as error:
         return [f"{other.name} is not compared with {split}: {error.message}"]

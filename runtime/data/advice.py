@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..errors import UserError
 from ..settings import DataSettings
 from .columns import COLUMN, NAMES, PARTS, READS, VAGUE
+from .formats import ENDS_WITH_ANSWER
 from .row_counts import SplitReport
 
 NO_SYSTEM = "it accepts the rest without the system message"
@@ -14,6 +15,14 @@ NO_SYSTEM = "it accepts the rest without the system message"
 
 TEXT_AND_CALLS = "has text and tool calls, and the chat template"
 """The beginning of the reason if a template does not write a message's text and then its tool calls."""
+
+WITHOUT_ANSWER = (
+    "name the column of the question with data.fields: {prompt: COLUMN}; or leave the answer out with "
+    'data.transform: "prompts.py:only", where prompts.py is\n'
+    "def only(row):\n"
+    '    return {**row, "messages": row["messages"][:-1]}'
+)
+"""The advice for a prompt that is a whole conversation."""
 
 LIKED = (
     "data.format: unpaired_preference, with train.objective: kto; or, to learn the liked answers as they "
@@ -228,6 +237,8 @@ def _remedy(report: SplitReport, data: DataSettings) -> str:
             return "raise train.grpo.max_prompt_length"
         ways = "split or truncate" if "text" in data.formats else "truncate"
         return f"raise data.max_length, or set data.overlong to {ways}"
+    if ENDS_WITH_ANSWER in commonest.first[0].reason:
+        return WITHOUT_ANSWER
     if NO_SYSTEM in commonest.first[0].reason:
         return folding(data.format, data.fields)
     if TEXT_AND_CALLS in commonest.first[0].reason:

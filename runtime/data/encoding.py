@@ -72,6 +72,17 @@ class Coding:
     images: ImageSettings | None = None
 
 
+def of_prompts(how: Coding, train: Any) -> Coding:
+    """Return the coding of a run's samples: with objective grpo they are prompts, with a length of their own.
+
+    Args:
+        train: of the recipe, or of the run's settings.
+    """
+    if train.objective != "grpo" or train.grpo is None:
+        return how
+    return replace(how, max_length=train.grpo.max_prompt_length, limit="train.grpo.max_prompt_length")
+
+
 def coding(
     tokenizer: Any,
     templates: str | Sequence[str | None] | None,

@@ -207,6 +207,8 @@ def parse_prompt(origin: str, row: Mapping[str, Any], fields: Mapping[str, str])
         text = filled_text(row, {"prompt": name}, "prompt")
         return ParsedSample(origin, prompt=text, columns=columns_of(text, name, row, fields))
     messages = conversation(value, name, fields)
+    if messages and messages[-1].get("role") == "assistant":
+        raise Malformed(f"{name!r} {ENDS_WITH_ANSWER}")
     return ParsedSample(
         origin,
         messages,
@@ -215,6 +217,9 @@ def parse_prompt(origin: str, row: Mapping[str, Any], fields: Mapping[str, str])
         columns=columns_of(messages, name, row, fields),
     )
 
+
+ENDS_WITH_ANSWER = "ends with an answer of the assistant, which the model would read before its own"
+"""The reason if a prompt is a whole conversation."""
 
 PROMPT, COLUMNS = "prompt", "columns"
 """Keys of `columns_of`."""
@@ -237,9 +242,11 @@ def columns_of(prompt: Any, name: str, row: Mapping[str, Any], fields: Mapping[s
 
 
 def prompt_column(row: Mapping[str, Any], fields: Mapping[str, str]) -> str:
-    """Return the column of a prompt: "messages", or "prompt" in a row without them."""
+    """Return the column of a prompt: that which `fields` names, or else "messages", or "prompt" in a row
+    without them."""
     messages, prompt = (fields.get(role, role) for role in ("messages", "prompt"))
-    return messages if row.get(messages) is not None else prompt
+    named = "prompt" in fields and "messages" not in fields
+    return messages if row.get(messages) is not None and not named else prompt
 
 
 def label_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> bool:

@@ -27,7 +27,7 @@ from .batches import (
     only,
     rows_by_source,
 )
-from .encoding import Coding, coding
+from .encoding import Coding, coding, of_prompts
 from .epochs import (
     Epochs,
     Room,
@@ -206,10 +206,7 @@ def prepare(
 
     def coded(split: Split) -> Coding:
         templates = chat_templates(tokenizer, data, data_dir, split.sources)
-        how = coding(tokenizer, templates, data, vocabulary, split.sources, images)
-        if train.grpo is None:
-            return how
-        return replace(how, max_length=train.grpo.max_prompt_length, limit="train.grpo.max_prompt_length")
+        return of_prompts(coding(tokenizer, templates, data, vocabulary, split.sources, images), train)
 
     stored = None
     if train.distill is not None and stores(train):

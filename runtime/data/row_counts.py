@@ -262,9 +262,10 @@ class SplitReport:
                 f"; {self.pictures:,} pictures of {self.picture_tokens:,} tokens, in rows of "
                 f"{self.row_patches:,} patches, {filled:.1f} % full"
             )
+        targets = f", of which {self.targets:,} are targets" if self.targets else ""
         return (
-            f"{name}: {self.kept:,} of {self.read:,} samples kept{fate}{cut}; {self.tokens:,} tokens, of "
-            f"which {self.targets:,} are targets; mean length {self.mean_length:.0f}, longest "
+            f"{name}: {self.kept:,} of {self.read:,} samples kept{fate}{cut}; {self.tokens:,} tokens"
+            f"{targets}; mean length {self.mean_length:.0f}, longest "
             f"{self.longest:,}; {self.rows:,} rows of {self.row_length:,}, {100 * self.efficiency:.1f} % full"
             f"{pictures}"
         )

@@ -13,6 +13,7 @@ from ..errors import UserError
 from ..model.decode import Generation
 from ..model.sharding import Rows
 from ..reinforcement.asked import completion_ends
+from ..reinforcement.comparable import check_answers
 from ..reinforcement.rewards import Rewards
 from ..sections import RewardLimits, Rollout
 from ..settings import Reward, RunSettings, TrainSettings
@@ -69,7 +70,8 @@ class Reinforced:
         """Return what the trainer reads.
 
         Raises:
-            UserError: train.grpo.stop has a text that is not one token.
+            UserError: train.grpo.stop has a text that is not one token, or a prompt has no answer that a
+                ready reward can compare with.
         """
         prepared, base, tokenizer, grpo = (
             session.prepared,
@@ -78,6 +80,9 @@ class Reinforced:
             settings.train.grpo,
         )
         assert grpo is not None and isinstance(prepared.schedule, PromptSchedule)
+        for samples in (prepared.samples, prepared.held_out):
+            if samples is not None:
+                check_answers(self.rewards, samples)
         ends = completion_ends(base, tokenizer, prepared.ends, grpo.stop)
         about = generated(settings.train, settings.data.max_length)
         assert about is not None

@@ -61,6 +61,32 @@ STORED = "rollouts-{}.npz"
 """The file of a batch, by its number, next to the checkpoints within it."""
 
 
+FLAT = 4
+"""Batches without a difference in any group, one after another, of which a run warns."""
+
+
+@dataclass
+class FlatBatches:
+    """Count the batches, one after another, whose groups have no difference."""
+
+    count: int = 0
+
+    def add(self, rewards: np.ndarray) -> str | None:
+        """Count a batch, and return a warning when the count reaches FLAT.
+
+        Args:
+            rewards: float64[P, G], NaN where a completion was not scored.
+        """
+        self.count = self.count + 1 if without_difference(rewards).all() else 0
+        if self.count != FLAT:
+            return None
+        return (
+            f"warning: in {FLAT} batches one after another, all completions of a prompt got the same reward, "
+            "and the model learned nothing from them (frac_reward_zero_std 1): completions.jsonl has some of "
+            "them; give partial rewards, or prompts that the model solves sometimes"
+        )
+
+
 class Current(Protocol):
     """A trainer between two steps."""
 
@@ -206,6 +232,7 @@ class Rollouts:
         self._numbers: dict[int, dict[str, float]] = {}
         self._logps: dict[tuple[int, bool], Any] = {}
         self._compared_once = False
+        self._flat = FlatBatches()
 
     def batches(self, step: int) -> Iterator[Batch]:
         """Yield the micro-batches of optimizer step `step`, from 0, and of all later ones.
@@ -287,6 +314,8 @@ class Rollouts:
             taken, again = taken + len(flat), again + len(flat)
             scored = scored.replaced(flat, new)
         schedule.take(number, taken)
+        if (warning := self._flat.add(scored.rewards)) is not None and self._run.hosts.first:
+            say(warning)
         rolled = self._packed(scored, taken)
         self._batch = number, rolled
         corrected = corrects(self._run.rollout)

@@ -500,3 +500,12 @@ def test_column_mapped_to_instruction_is_not_read_as_input_too() -> None:
 def test_legacy_function_call_is_read_as_a_tool_call() -> None:
     messages = [*chat("a"), {"role": "assistant", "content": None, "function_call": CALL["function"]}]
     assert (parse("chat", {"messages": messages}).messages or [])[1]["tool_calls"] == [CALL]
+
+
+def test_prompts_end_before_their_answer() -> None:
+    """A conversation with its answer is no prompt, and `fields` names another column of the same row."""
+    row = {"messages": chat("a", "b"), "problem": "c", "solution": "d"}
+    assert "'messages' ends with an answer of the assistant" in reason("prompt", row)
+    assert parse("prompt", row, prompt="problem").prompt == "c"
+    asked = parse("prompt", {"messages": chat("a"), "prompt": "b"})
+    assert asked.messages == chat("a")
