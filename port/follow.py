@@ -1006,6 +1006,9 @@ class Follower:
         if isinstance(out, Made) and out.kind == "tokens":
             data_rows.told |= {key: value for key, value in out.told.items()}
             columns = {"text": out.rows["text"]}
+        if columns is not None and "messages" in columns:
+            # Unsloth's collator finds the pictures in the messages.
+            columns = {name: value for name, value in columns.items() if not _pictures(name, value)}
         if columns is None or not all(map(is_content, columns.values())):
             why = out.why if isinstance(out, Unknown) else "it returns neither a text nor a conversation"
             before, after = before_hand(data_rows.rows)
@@ -1035,6 +1038,11 @@ def _own(node: ast.AST) -> Iterator[ast.AST]:
         if not isinstance(child, ast.FunctionDef | ast.ClassDef | ast.Lambda):
             yield child
             yield from _own(child)
+
+
+def _pictures(column: str, value: Any) -> bool:
+    """Return whether a column is a list of other columns' pictures."""
+    return column == "images" and isinstance(value, list) and all(isinstance(item, Column) for item in value)
 
 
 def _constructs(node: ast.AST) -> bool:

@@ -315,6 +315,7 @@ SPELLED = {
     "ernie4_5_moe": "Ernie4_5_Moe",
     "hunyuan_v1_dense": "HunYuanDenseV1",
     "minimax_m2": "MiniMaxM2",
+    "paddleocr_vl": "PaddleOCRVL",
     "qwen2_vl": "Qwen2VL",
     "qwen2_5_vl": "Qwen2_5_VL",
     "qwen3_vl": "Qwen3VL",

@@ -492,11 +492,36 @@ class QwenImages(ImageProcessor):
         return Qwen2VLImageProcessorPil(**settings)
 
 
+class PaddleOCRImages(QwenImages):
+    """PaddleOCR-VL: as Qwen's, with patches of one picture, row by row."""
+
+    @property
+    def features(self) -> int:
+        return 3 * self.patch**2
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import smart_resize
+
+        least, most = (self.processor.size[key] for key in ("shortest_edge", "longest_edge"))
+        return smart_resize(height, width, self.patch * self.merge, least, most)
+
+    def patches_of(self, output: Mapping[str, Any], grid: tuple[int, int]) -> np.ndarray:
+        return blocks(np.asarray(output["pixel_values"]).reshape(*grid, -1), self.merge)
+
+    def load(self, settings: dict[str, Any]) -> Any:
+        from transformers.models.paddleocr_vl import image_processing_pil_paddleocr_vl as of_transformers
+
+        size = settings.get("size") or {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536}
+        settings["size"] = dict(size)  # the class changes it
+        return of_transformers.PaddleOCRVLImageProcessorPil(**settings)
+
+
 KINDS: dict[str, type[ImageProcessor]] = {
     "gemma3": Gemma3Images,
     "gemma4": Gemma4Images,
     "gemma4_unified": Gemma4UnifiedImages,
     "llama4": Llama4Images,
+    "paddleocr_vl": PaddleOCRImages,
     "pixtral": PixtralImages,
     "qwen_vl": QwenImages,
 }
@@ -508,6 +533,7 @@ KIND_OF = {
     "Llama4": "llama4",
     "Pixtral": "pixtral",
     "Mistral3": "pixtral",
+    "PaddleOCRVL": "paddleocr_vl",
     "Qwen2VL": "qwen_vl",
     "Qwen2_5_VL": "qwen_vl",
     "Qwen3VL": "qwen_vl",
@@ -589,8 +615,9 @@ def load_image_settings(
         patch = whole.get("patch_size") or vision.get("patch_size", 14)
         sizes = {"patch": int(patch), "ratio": round(1 / float(ratio) ** 2)}
         tokens = {role: str(whole.get(key, token)) for role, (key, token) in LLAMA4.items()}
-    elif kind == "qwen_vl":
-        feature = getattr(tokenizer, "image_token", None) or "<|image_pad|>"
+    elif kind in ("qwen_vl", "paddleocr_vl"):
+        usual = "<|image_pad|>" if kind == "qwen_vl" else "<|IMAGE_PLACEHOLDER|>"
+        feature = getattr(tokenizer, "image_token", None) or usual
         tokens = {"placeholder": feature, "feature": feature}
     known = tokenizer.get_vocab()
     missing = [text for text in tokens.values() if text not in known]

@@ -56,6 +56,7 @@ GEMMA4_TOKENS = (70, 140, 280, 560, 1120)
 TOKEN_LIMITS: Mapping[str, Sequence[int]] = {
     "gemma4": GEMMA4_TOKENS,
     "gemma4_unified": GEMMA4_TOKENS,
+    "paddleocr_vl": (),
     "qwen_vl": (),
 }
 """The kinds of image processors that can limit the tokens of a picture, with the limits that each accepts;

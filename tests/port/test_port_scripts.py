@@ -192,6 +192,14 @@ def test_switches_of_unsloth_for_pictures(old: str, new: str, expected: dict[str
     assert {path: value(made, path) for path in expected} == expected
 
 
+def test_pictures_of_unsloth_may_stand_in_a_column_too() -> None:
+    rows = SEEING.replace('return {"messages"', 'return {"images": [row["image"]], "messages"')
+    made = ported(HEAD + rows)
+    assert made.whole, made.diagnostics
+    row = {"image": {"bytes": b"png"}, "text": "x"}
+    assert [*converted(made, row)] == ["messages"]
+
+
 def test_rows_that_unsloth_trains_on_with_pictures_are_conversations() -> None:
     """Its collator reads messages, whatever column of text the trainer would read."""
     rows = SEEING.replace("[as_messages(row) for row in rows]", "rows")

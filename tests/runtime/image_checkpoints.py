@@ -29,12 +29,14 @@ SPECIAL: Mapping[str, Mapping[str, str]] = {
     "gemma4": GEMMA4,
     "gemma4_unified": {**GEMMA4, "video_token": "<|video|>"},
     "llama4": {},
+    "paddleocr_vl": {"image_token": "<|IMAGE_PLACEHOLDER|>"},
     "pixtral": {},
     "qwen_vl": {},
 }
 """Tokens that tokenizer_config.json names, by the kind of the processor."""
 
 PLAIN = {
+    "paddleocr_vl": ("<|IMAGE_START|>", "<|IMAGE_END|>"),
     "llama4": (
         *("<|image|>", "<|patch|>", "<|image_start|>", "<|image_end|>"),
         *("<|tile_x_separator|>", "<|tile_y_separator|>"),
@@ -48,6 +50,7 @@ PLACES = {
     "gemma4": "<|image|>",
     "gemma4_unified": "<|image|>",
     "llama4": "<|image|>",
+    "paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
     "pixtral": "[IMG]",
     "qwen_vl": "<|vision_start|><|image_pad|><|vision_end|>",
 }
@@ -85,6 +88,14 @@ IMAGES: Mapping[str, Mapping[str, Any]] = {
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     },
+    "paddleocr_vl": {
+        "image_processor_type": "PaddleOCRVLImageProcessor",
+        "processor_class": "PaddleOCRVLProcessor",
+        "patch_size": 4,
+        "merge_size": 2,
+        "min_pixels": 256,
+        "max_pixels": 2048,
+    },
     "pixtral": {
         "image_processor_type": "PixtralImageProcessorFast",
         "processor_class": "PixtralProcessor",
@@ -107,12 +118,13 @@ PROCESSORS: Mapping[str, Mapping[str, Any]] = {
     "gemma4": {"processor_class": "Gemma4Processor"},
     "gemma4_unified": {"processor_class": "Gemma4UnifiedProcessor"},
     "llama4": {"processor_class": "Llama4Processor", "patch_size": 4, "pixel_shuffle_ratio": 0.5},
+    "paddleocr_vl": {"processor_class": "PaddleOCRVLProcessor"},
     "pixtral": {"processor_class": "PixtralProcessor", "patch_size": 4, "spatial_merge_size": 2},
     "qwen_vl": {"processor_class": "Qwen2_5_VLProcessor"},
 }
 """processor_config.json, by the kind."""
 
-PATCH = {"gemma3": 4, "gemma4": 2, "gemma4_unified": 2, "llama4": 4, "pixtral": 4, "qwen_vl": 4}
+PATCH = {kind: 2 if kind.startswith("gemma4") else 4 for kind in IMAGES}
 
 TEXT = (
     "What is in these pictures? A red circle, two blue squares and a green triangle, left of it. "
@@ -174,6 +186,7 @@ CLASSES = {
     "gemma4": ("gemma4.processing_gemma4", "Gemma4Processor"),
     "gemma4_unified": ("gemma4_unified.processing_gemma4_unified", "Gemma4UnifiedProcessor"),
     "llama4": ("llama4.processing_llama4", "Llama4Processor"),
+    "paddleocr_vl": ("paddleocr_vl.processing_paddleocr_vl", "PaddleOCRVLProcessor"),
     "pixtral": ("pixtral.processing_pixtral", "PixtralProcessor"),
     "qwen_vl": ("qwen3_vl.processing_qwen3_vl", "Qwen3VLProcessor"),
 }

@@ -96,8 +96,8 @@ def load_tokenizer_text(checkpoint: Path, ids: np.ndarray) -> str:
 def _patches(kind: str, output: Any, checkpoint: Path) -> np.ndarray:
     """Return the patches of transformers' processor, picture by picture, row by row."""
     pixels = output["pixel_values"]
-    if kind == "qwen_vl":
-        return np.asarray(pixels, np.float32)
+    if kind in ("qwen_vl", "paddleocr_vl"):
+        return np.asarray(pixels, np.float32).reshape(len(pixels), -1)
     if kind.startswith("gemma4"):
         counts = (np.asarray(output["image_position_ids"])[..., 0] >= 0).sum(1)
         return np.concatenate([np.asarray(p)[:n] for p, n in zip(pixels, counts, strict=True)]).astype(

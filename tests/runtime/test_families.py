@@ -38,7 +38,7 @@ def distinct() -> dict[str, dict[str, Any]]:
             continue
         whole = entry["config"]
         # transformers has no causal models of these texts: test_towers.py.
-        if whole["model_type"] in ("qwen3_vl", "qwen3_vl_moe"):
+        if whole["model_type"] in ("paddleocr_vl", "qwen3_vl", "qwen3_vl_moe"):
             continue
         text = {key: whole[key] for key in {"tie_word_embeddings"} & whole.keys()}
         text |= whole.get("text_config", whole)

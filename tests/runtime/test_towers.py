@@ -68,11 +68,11 @@ def test_features_and_logits_equal_transformers(case: str, tmp_path: Path) -> No
         kinds = torch.tensor((one["image_ids"][r, real][None] > 0).astype(np.int64))
         given = pictures.arguments(model, row)
         given["pixel_values"] = given["pixel_values"].double()
-        if "qwen" in case:
+        if case.startswith(towers.TURNED):
             at, _ = model.model.get_rope_index(tokens, kinds, given["image_grid_thw"])
             one.setdefault("rotary_positions", np.zeros((*one["tokens"].shape, 3), np.int32))
             one["rotary_positions"][r, real] = at[:, 0].T
-        if case.startswith(("gemma4", "qwen")):
+        if case.startswith(("gemma4", *towers.TURNED)):
             given["mm_token_type_ids"] = kinds
         if case == "gemma3":
             given["token_type_ids"] = kinds

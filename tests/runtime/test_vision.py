@@ -60,7 +60,10 @@ CASES = [
     *(pytest.param(case, marks=pytest.mark.e2e) for case in ("gemma3", "qwen3_vl")),
     *(
         pytest.param(case, marks=pytest.mark.nightly)
-        for case in ("gemma4", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5")
+        for case in (
+            *("gemma4", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"),
+            "paddleocr_vl",
+        )
     ),
 ]
 """The models of the twenty steps. Qwen 3 VL has most of what the others have: positions by time, row and

@@ -124,6 +124,12 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
 }
+CASES["paddleocr_vl"] = {
+    "vision_config": {
+        **{"model_type": "paddleocr_vl_vision", **SIZES, "num_hidden_layers": 2, "num_attention_heads": 4},
+        **{"image_size": 20, "patch_size": 4},
+    },
+}
 SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
 TEXTS = {
     "gemma3": "gemma3_text",
@@ -137,12 +143,14 @@ TEXTS = {
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_5": "qwen3_5_text",
     "llama4": "llama4_text",
+    "paddleocr_vl": "paddleocr_vl_text",
 }
 """The model type of the text config of each kind."""
 
 
 PARTS = (
     "visual.",
+    "projector.",
     "vision_tower.",
     "vision_model.",
     "multi_modal_projector.",
@@ -150,6 +158,8 @@ PARTS = (
     "vision_embedder.",
 )
 """What the names of a tower's tensors begin with, without their prefix."""
+TURNED = ("qwen", "paddleocr")
+"""What the names of models begin with that turn by time, row and column."""
 TOKEN = 50
 """The token that stands for a picture."""
 SIX_HEADS = {
@@ -190,7 +200,7 @@ def config_of(case: str) -> Any:
     """Return transformers' config of a case."""
     kind = case.partition("-")[0]
     text = {**TEXT, "model_type": TEXTS[kind], **(SECTIONS if "vl" in kind else {}), **FURTHER.get(case, {})}
-    named = "image_token_id" if "qwen" in kind or "gemma4" in kind else "image_token_index"
+    named = "image_token_id" if kind.startswith(("gemma4", *TURNED)) else "image_token_index"
     given = {"text_config": text, named: TOKEN, **(CASES.get(case) or CASES[kind])}
     return transformers.AutoConfig.for_model(kind, **given)
 
@@ -317,6 +327,13 @@ def pixel_arguments(model: Any, pictures: Sequence[tuple[np.ndarray, np.ndarray]
             for one, (y, x) in zip(whole, sizes, strict=True)
         ]
         return {"pixel_values": torch.tensor(np.stack(padded)), "image_sizes": torch.tensor(sizes)}
+    if kind == "paddleocr_vl":  # row by row
+        ordered = [patches[np.lexsort(at.T[::-1])] for patches, at in pictures]
+        side = math.isqrt(ordered[0].shape[1] // 3)
+        pictures = [
+            (patches.reshape(-1, 3, side, side), at)
+            for patches, (_, at) in zip(ordered, pictures, strict=True)
+        ]
     return {
         "pixel_values": torch.tensor(np.concatenate([patches for patches, _ in pictures])),
         "image_grid_thw": torch.tensor([[1, *at.max(0) + 1] for _, at in pictures]),
@@ -348,9 +365,9 @@ def arguments(model: Any, one: Mapping[str, np.ndarray]) -> dict[str, Any]:
     out: dict[str, Any] = pixel_arguments(model, pictures) if pictures else {}
     if kind == "gemma3":
         out["token_type_ids"] = kinds
-    if kind.startswith(("gemma4", "qwen")):
+    if kind.startswith(("gemma4", *TURNED)):
         out["mm_token_type_ids"] = kinds
-    return {**out, "position_ids": None} if kind.startswith("qwen") else out
+    return {**out, "position_ids": None} if kind.startswith(TURNED) else out
 
 
 def tokens_of(pictures: Pictures, seed: Sequence[int] = (2,), text: int = 0) -> dict[str, np.ndarray]:

@@ -1,16 +1,25 @@
-"""ERNIE 4.5, dense: Llama's layers, whose features rotate with their neighbors."""
+"""ERNIE 4.5, dense: Llama's layers, whose features rotate with their neighbors. The language model of
+PaddleOCR-VL is one whose heads turn by time, row and column, and rotate in halves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from .decoder_family import DecoderFamily
+from ..rope import Rope
+from .decoder_family import MULTIMODAL, DecoderArchitecture, DecoderFamily
+from .family import text_config
+from .multimodal_rope import by_axes
+from .rotary import read_ropes
+
+VL = ("paddleocr_vl", "paddleocr_vl_text")
 
 
 class Ernie45(DecoderFamily):
     name = "ernie4_5"
     title = "ERNIE 4.5"
+    model_types = (*VL, "ernie4_5")
+    prefixes = MULTIMODAL
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 103_424,
         "hidden_size": 1024,
@@ -24,8 +33,17 @@ class Ernie45(DecoderFamily):
         "rope_theta": 500_000.0,
         "tie_word_embeddings": True,
     }
-    interleaved = True
     biased = (("use_bias", ("q", "k", "v", "o", "mlp")),)
+
+    def architecture(self, config: Mapping[str, Any]) -> DecoderArchitecture:
+        text = text_config(config)
+        if text.get("model_type") not in VL and config.get("model_type") not in VL:
+            return super().architecture(config)
+        return by_axes(super().architecture(config), text)
+
+    def ropes(self, config: Mapping[str, Any], kinds: Sequence[str], head_dim: int) -> Mapping[str, Rope]:
+        neighbors = config.get("model_type") not in VL
+        return read_ropes(config, kinds, self.title, head_dim=head_dim, share=None, interleaved=neighbors)
 
 
 FAMILY = Ernie45()

@@ -48,6 +48,7 @@ HELD = {
     "embed_vision": ("model.embed_vision.",),
     "vision_embedder": ("model.vision_embedder.",),
     "visual": ("model.visual.", "visual."),
+    "projector": ("model.projector.", "mlp_AR."),
     "vision_model": ("vision_model.",),
 }
 """What the tensors of a part begin with, by its name in transformers' model. The published form is last."""
@@ -509,6 +510,58 @@ def _qwen(
     )
 
 
+def _paddleocr(
+    config: Mapping[str, Any], vision: Mapping[str, Any], text: DecoderArchitecture, prefixes: Prefixes
+) -> VisionArchitecture:
+    """PaddleOCR-VL (https://arxiv.org/abs/2510.14528): SigLIP for pictures of any size, whose heads turn."""
+    _is(vision, "paddleocr_vl_vision", "paddleocr_vl")
+    if not text.turned_axes:
+        raise UnsupportedCheckpoint(
+            "config.json: rope_parameters has no mrope_section, by which heads turn with rows and columns",
+            "mrope_section",
+        )
+    d, heads, head_dim = _heads(vision, 1152, 16)
+    patch, channels = integer(vision, "patch_size", 14), integer(vision, "num_channels", 3)
+    side, merge = integer(vision, "image_size", 384) // patch, integer(vision, "spatial_merge_size", 2)
+    if head_dim % 4:
+        raise UnsupportedCheckpoint(
+            f"config.json: a head of {VISION} has {head_dim} features, which 4 does not divide", VISION
+        )
+    norm, tower = _layer_norm(number(vision, "layer_norm_eps", 1e-6)), "visual.vision_model"
+    projector = "projector"
+    features, embedded = channels * patch**2, f"{tower}.embeddings.patch_embedding"
+    names = (f"{projector}.linear_1", f"{projector}.linear_2")
+    joined = {"spatial_merge_size": merge, "out_hidden_size": text.hidden_size}
+    return VisionArchitecture(
+        kind="PaddleOCR-VL",
+        prefixes=prefixes,
+        patch_features=features,
+        text_size=text.hidden_size,
+        embedder=(
+            Linear("patch_embedding", embedded, features, d, bias=True, kernel=(channels, patch, patch)),
+            Positions("positions", f"{tower}.embeddings.position_embedding.weight", "areas", side**2, d),
+        ),
+        layers=VisionLayers(
+            count=integer(vision, "num_hidden_layers", 27),
+            hidden_size=d,
+            intermediate_size=integer(vision, "intermediate_size", 4304),
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=head_dim,
+            norm=norm,
+            places=Places("layer_norm1", None, "layer_norm2"),
+            names=LayerNames(f"{tower}.encoder.layers", out="out_proj"),
+            activation=_activation(vision, "hidden_act", "gelu_pytorch_tanh"),
+            scale=head_dim**-0.5,
+            biases=("q", "k", "v", "o", "mlp"),
+            turning=Turning(10_000.0),
+        ),
+        pooler=(Normalize("post_layernorm", f"{tower}.post_layernorm", d, norm),),
+        projector=_joined("pre_norm", names, projector, d, joined, _layer_norm(1e-5)),
+        patches_of_feature=merge**2,
+    )
+
+
 def _llama4(
     config: Mapping[str, Any], vision: Mapping[str, Any], text: DecoderArchitecture, prefixes: Prefixes
 ) -> VisionArchitecture:
@@ -584,6 +637,7 @@ READERS: dict[str, tuple[str, Reader]] = {
     "qwen3_5": ("Qwen 3.5", _qwen3),
     "qwen3_5_moe": ("Qwen 3.5", _qwen3),
     "llama4": ("Llama 4", _llama4),
+    "paddleocr_vl": ("PaddleOCR-VL", _paddleocr),
 }
 """The models whose towers are computed here, by the model type of config.json: their name, and the reader."""
 

@@ -127,7 +127,9 @@ class Positions(Step):
     Attributes:
         kind: "order" for an embedding of each patch of a tile by its number; "axes" for a sum of embeddings
             of x and y; "grid" for a square grid of embeddings that is stretched over each picture, with
-            bilinear interpolation between its corners.
+            bilinear interpolation: the first and the last patch have the first and the last embedding;
+            "areas" for the same, where both are squares of equal areas, and the centers of a patch and of an
+            embedding are compared.
         count: embeddings of the table, of each axis for "axes".
         features: of an embedding.
         axis: for "axes": the axis of the tensor that tells x from y.

@@ -44,7 +44,7 @@ class Positions(nnx.Module):
         if self.step.kind == "axes":
             added = table[0][at.positions[..., 1]] + table[1][at.positions[..., 0]]
             return x + (added if at.images is None else jnp.where(at.images[..., None] > 0, added, 0))
-        return x + stretched(table, at).astype(x.dtype)
+        return x + stretched(table, at, self.step.kind == "areas").astype(x.dtype)
 
 
 class ClassToken(nnx.Module):
@@ -160,17 +160,15 @@ PLAIN: dict[type[vision.Step], Callable[[Any, jax.Array], jax.Array]] = {
 """Steps without parameters."""
 
 
-def stretched(table: jax.Array, at: Patches) -> jax.Array:
+def stretched(table: jax.Array, at: Patches, areas: bool) -> jax.Array:
     """Return [B, P, D], a square grid of embeddings stretched over each picture with bilinear interpolation.
-
-    The grid's corners are the corners of the picture: its first and last patch have the grid's first and last
-    embedding.
 
     Args:
         table: [S * S, D], the grid in the order of rows.
+        areas: whether patches and embeddings are areas, rather than points from corner to corner.
     """
     side = math.isqrt(table.shape[0])
-    place = grid_places(at, side)
+    place = grid_places(at, side, areas)
     low = jnp.floor(place).astype(jnp.int32)
     high = jnp.minimum(low + 1, side - 1)
     share = place - low
@@ -185,8 +183,12 @@ def stretched(table: jax.Array, at: Patches) -> jax.Array:
     return sum(wide[row * side + column] * weight[..., None] for row, column, weight in corners)
 
 
-def grid_places(at: Patches, side: int) -> jax.Array:
-    """Return float32[B, P, 2], where each patch of its picture is in a grid with `side` places on a side."""
+def grid_places(at: Patches, side: int, areas: bool = False) -> jax.Array:
+    """Return float32[B, P, 2], where each patch of its picture is in a grid with `side` places on a side.
+
+    Args:
+        areas: as for `stretched`.
+    """
     assert at.images is not None
     most = at.images.shape[1] + 1
 
@@ -194,6 +196,9 @@ def grid_places(at: Patches, side: int) -> jax.Array:
         return jax.ops.segment_max(positions, images, most)[images]
 
     lasts = jax.vmap(last)(at.images, at.positions)
+    if areas:
+        scale = side / (lasts + 1).astype(jnp.float32)
+        return jnp.clip((at.positions + 0.5) * scale - 0.5, 0, side - 1)
     # As torch.linspace: from the end in the second half.
     step = (side - 1) / jnp.maximum(lasts, 1).astype(jnp.float32)
     front = at.positions * step
