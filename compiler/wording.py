@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -104,6 +105,7 @@ def anywhere(pattern: str) -> str:
     return json.dumps(f".*({core}).*" if "|" in core else f".*{core}.*", ensure_ascii=False)
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def split_layer(path: str) -> tuple[str, int | None]:
     """Split a parameter's path into a pattern and its layer number: ("layers.{}.attn.q_proj.w", 7)."""
     match = re.match(r"layers\.(\d+)\.", path)

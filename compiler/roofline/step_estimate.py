@@ -502,8 +502,13 @@ def _work(values: Mapping[str, float]) -> float:
 def _local_numbers(program: Program) -> float:
     """Return the trained numbers on one device."""
     axes = program.recipe.mesh.axes
+
+    @functools.cache
+    def parts(spec: Spec) -> int:
+        return math.prod(shards(axis, axes) for axis in spec)
+
     return sum(
-        math.prod(parameter.shape) / math.prod(shards(axis, axes) for axis in parameter.spec)
+        math.prod(parameter.shape) / parts(tuple(parameter.spec))
         for parameter in program.parameters
         if parameter.trainable
     )
@@ -513,12 +518,12 @@ def _relaid(program: Program) -> float:
     """Return the bytes of the optimizer's arrays that are copied into another layout."""
     axes, total = program.recipe.mesh.axes, 0.0
     for parameter in program.parameters:
-        if not parameter.trainable or len(parameter.shape) < 2:
+        if not parameter.trainable or len(parameter.shape) < 2 or split_layer(parameter.path)[1] is not None:
             continue
         local = [
             size / shards(axis, axes) for size, axis in zip(parameter.shape, parameter.spec, strict=True)
         ]
-        if split_layer(parameter.path)[1] is None and local[-1] % LANES:
+        if local[-1] % LANES:
             total += RELAID * 4 * math.prod(local[:-1]) * LANES * math.ceil(local[-1] / LANES)
     return total
 

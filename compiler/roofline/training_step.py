@@ -416,8 +416,8 @@ def _kept(program: Program, layer: Layer, length: int) -> float:
 def state_bytes(program: Program) -> float:
     """Return the bytes of weights, adapters, optimizer state and teacher on one device."""
     recipe, axes = program.recipe, program.recipe.mesh.axes
-    linear = matrices(program.family, program.architecture, program.parameters)
     quantized = STORED[recipe.model.quantization]
+    linear = matrices(program.family, program.architecture, program.parameters) if quantized else {}
     size = BYTES[recipe.model.dtype]
 
     @functools.cache
@@ -430,9 +430,10 @@ def state_bytes(program: Program) -> float:
     total = teacher_bytes(program)
     width = BYTES[program.lora.dtype] if program.lora else size
     whole = {parameter.path for parameter in program.whole}
+    beside = 0 if program.lora else _trained_bytes(program, size)
     for parameter in program.parameters:
-        stored = quantized if quantized is not None and parameter.path in linear else size
-        trained = 0 if program.lora or not parameter.trainable else _trained_bytes(program, size)
+        stored = quantized if quantized and parameter.path in linear else size
+        trained = beside if parameter.trainable else 0
         if parameter.path in whole:
             stored, trained = width, _trained_bytes(program, width)
         total += local(parameter.shape, parameter.spec) * (stored + trained)

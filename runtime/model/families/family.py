@@ -471,11 +471,17 @@ def sites(family: Family, architecture: Architecture) -> tuple[LoraTarget, ...]:
     return tuple(family.all_targets(architecture))
 
 
+@functools.lru_cache(maxsize=4)
+def linear_layers(family: Family, architecture: Architecture) -> tuple[LoraTarget, ...]:
+    """Return the family's `lora_targets`, made once."""
+    return tuple(family.lora_targets(architecture))
+
+
 def matrices(
     family: Family, architecture: Architecture, parameters: Sequence[Parameter]
 ) -> dict[str, tuple[int, ...]]:
     """Return the axes summed with the input, of all linear layers' and experts' weights, by path."""
-    linear = {target.weight: target.contract for target in family.lora_targets(architecture)}
+    linear = {target.weight: target.contract for target in linear_layers(family, architecture)}
     paths = [parameter.path for parameter in parameters if EXPERTS.search(parameter.path)]
     return linear | dict.fromkeys(paths, EXPERT_INPUTS)
 
