@@ -65,9 +65,15 @@ def modules() -> dict[str, Path]:
     }
 
 
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    """Return a module's syntax tree, which nobody changes."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported(module: str) -> Iterator[tuple[str, bool]]:
     """Yield the own modules of each import statement, and whether it is in a function."""
-    yield from _imported(ast.parse(modules()[module].read_text(encoding="utf-8")), module, False)
+    yield from _imported(tree(modules()[module]), module, False)
 
 
 def _imported(node: ast.AST, module: str, later: bool) -> Iterator[tuple[str, bool]]:
@@ -104,9 +110,7 @@ def _entered(module: str) -> str:
 
 def keys() -> list[str]:
     """Return the keys of `train`, `checkpoint` and `merge` with an underscore; others are ordinary words."""
-    sections = (
-        node for node in ast.parse(KEYS.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)
-    )
+    sections = (node for node in tree(KEYS).body if isinstance(node, ast.ClassDef))
     return [
         field.target.id
         for section in sections
@@ -120,18 +124,16 @@ def files_by_key() -> dict[str, int]:
 
     runtime/sections.py does not count, which is generated.
     """
-    named = [
-        _names(path.read_text(encoding="utf-8")) for path in modules().values() if path.name != "sections.py"
-    ]
+    named = [_names(tree(path)) for path in modules().values() if path.name != "sections.py"]
     for template in (ROOT / "templates").rglob("*.j2"):
         named.append(set(re.findall(r"\w+", template.read_text(encoding="utf-8"))))
     return {key: sum(key in names for names in named) for key in keys()}
 
 
-def _names(text: str) -> set[str]:
+def _names(module: ast.Module) -> set[str]:
     """Return the words of a module that may be keys, without those of its comments."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(module):
         if isinstance(node, ast.Attribute):
             names.add(node.attr)
         elif isinstance(node, ast.keyword) and node.arg:
@@ -143,6 +145,7 @@ def _names(text: str) -> set[str]:
     return names
 
 
+@functools.cache
 def counts() -> Counts:
     """Count the product's modules and imports."""
     later, mocked = 0, 0

@@ -82,6 +82,14 @@ def small_heap() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module")
+def without_collections() -> Iterator[None]:
+    """Collect no garbage in a module that parses: it would take four times as long, and trees have none."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def precision() -> None:
     """Start with JAX's own precision of matrix products. A run in float32 sets it for its whole process.

@@ -28,6 +28,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("test_local_saving", "test_group"),
     ),
     **{name: (name,) for name in LONG},
+    # Each module's syntax tree, parsed once.
+    "trees": ("test_layers", "test_docs_architecture", "test_codes"),
     "test_peft_import": ("test_peft_import", "test_peft_import_forms", "test_peft_import_refused"),
     OTHERS: (),
     # These start after the mypy run of `make test` has ended.

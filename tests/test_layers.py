@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import gc
 import re
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import pytest
 from jinja2 import Environment
 from jinja2 import nodes as parts
 
+from scripts import architecture
 from tests import mutants
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,7 +97,7 @@ READ_BY_PORT = {
     *("compiler.lowering.hardware", "compiler.lower"),
     *("compiler.lowering.program", "compiler.lowering.references", "compiler.lowering.run_length"),
     *("runtime.model.adapters", "runtime.model.families", "runtime.model.families.decoder_family"),
-    "runtime.model.families.towers",
+    *("runtime.model.families.family", "runtime.model.families.towers"),
     *("runtime.data.messages", "runtime.data.tokenizer", "runtime.peft.adapter"),
     *("runtime.training.objectives", "runtime.reinforcement.loss_types"),
     # Texts of recipes, modules and pages.
@@ -184,12 +184,7 @@ class Import:
     typed: bool = False
 
 
-@pytest.fixture(scope="module", autouse=True)
-def without_collections() -> Iterator[None]:
-    """Collect no garbage: parsing would take four times as long, and trees have none."""
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("without_collections")
 
 
 def listed() -> dict[str, Path]:
@@ -206,9 +201,8 @@ def listed() -> dict[str, Path]:
 MODULES = listed()
 
 
-@functools.cache
 def tree(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    return architecture.tree(MODULES[module])
 
 
 @functools.cache

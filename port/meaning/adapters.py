@@ -24,6 +24,7 @@ from recipec.port.refusals import E1145, E1146, E1148, E1160, E1164
 from recipec.port.tool_names import known, of_model
 from recipec.runtime.model.adapters import meant
 from recipec.runtime.model.families.decoder_family import DecoderArchitecture
+from recipec.runtime.model.families.family import linear_layers
 from recipec.runtime.model.families.towers import HOLDER
 from recipec.runtime.peft.adapter import EMBEDDED
 from recipec.spec.core_schema import flow
@@ -354,7 +355,7 @@ def fused(model: Model | None, names: Sequence[str]) -> tuple[list[str], str]:
     """
     if model is None:
         return list(names), ""
-    sites = model.family.lora_targets(model.architecture)
+    sites = linear_layers(model.family, model.architecture)
     projections = {site.projection.rpartition(".")[2] for site in sites}
     called = model.family.names
     holders = dict.fromkeys(("q_proj", "k_proj", "v_proj"), called.qkv)
@@ -461,7 +462,7 @@ def modules(model: Model) -> list[Module]:
     prefix = prefix_of(model)
     called = model.family.names
     out = [Module(prefix + called.embedding, None, linear=False, what="embed_tokens")]
-    for site in model.family.lora_targets(model.architecture):
+    for site in linear_layers(model.family, model.architecture):
         out.append(Module(f"{prefix}{site.name}", site.name))
     for site in model.family.expert_targets(model.architecture):
         name = f"{prefix}layers.{site.layer}.{site.parameter or site.projection}"
@@ -655,11 +656,15 @@ def _layers(chosen: list[int]) -> str | list[int]:
 def _matches(spec: str | Sequence[str], name: str) -> bool:
     if isinstance(spec, str):
         return re.fullmatch(spec, name) is not None
-    return name in spec or any(name.endswith(f".{entry}") for entry in spec)
+    return name in spec or name.endswith(tuple(f".{entry}" for entry in spec))
 
 
 def _unmatched(spec: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(entry for entry in spec if not any(_matches([entry], name) for name in names))
+    def matched(entry: str) -> bool:
+        end = f".{entry}"
+        return any(name == entry or name.endswith(end) for name in names)
+
+    return tuple(entry for entry in spec if not matched(entry))
 
 
 def _layer(name: str) -> int | None:

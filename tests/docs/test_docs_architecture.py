@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from scripts import architecture
 from tests.test_layers import ROOMS
+
+pytestmark = pytest.mark.usefixtures("without_collections")
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,16 +19,22 @@ from recipec.port.source import Source, Sources
 KEYS = Path(__file__).parent / "keys"
 
 
+@functools.cache
+def table(dialect: str) -> dict[str, Any]:
+    """Return a table of keys/, which nobody changes."""
+    text = (KEYS / f"{dialect}.yaml").read_text(encoding="utf-8")
+    made: dict[str, Any] = yaml.load(text, yaml.CSafeLoader)
+    return made
+
+
 def base(dialect: str) -> dict[str, Any]:
     """Return the run of a table of keys/."""
-    made: dict[str, Any] = yaml.safe_load((KEYS / f"{dialect}.yaml").read_text(encoding="utf-8"))["base"]
-    return made
+    return copy.deepcopy(table(dialect)["base"])  # type: ignore[no-any-return]
 
 
 def beside(dialect: str) -> dict[str, Any]:
     """Return the other files of the run of a table of keys/, by role."""
-    table = yaml.safe_load((KEYS / f"{dialect}.yaml").read_text(encoding="utf-8"))
-    return dict(table.get("beside", {}))
+    return copy.deepcopy(table(dialect).get("beside", {}))  # type: ignore[no-any-return]
 
 
 def source(folder: Path, name: str, content: str | Mapping[str, Any]) -> Source:

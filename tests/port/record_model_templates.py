@@ -8,6 +8,7 @@ template refuses the conversation.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -42,9 +43,11 @@ TALKS = {
 }
 
 
+@functools.cache
 def texts(jinja: str) -> dict[str, str | None]:
     """Return a template's texts of TALKS."""
-    return {name: _text(ChatTemplate(jinja, TOKENS), talk) for name, talk in TALKS.items()}
+    template = ChatTemplate(jinja, TOKENS)
+    return {name: _text(template, talk) for name, talk in TALKS.items()}
 
 
 def _text(template: ChatTemplate, talk: list[dict[str, Any]]) -> str | None:

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from recipec.port.ledger import Verdict
-from tests.port.dialects import KEYS, codes, finding, ported, spoken
+from tests.port.dialects import KEYS, codes, finding, ported, spoken, table
 
-TABLES = {path.stem: yaml.safe_load(path.read_text()) for path in KEYS.iterdir()}
+TABLES = {path.stem: table(path.stem) for path in KEYS.iterdir()}
 
 
 STATED = (

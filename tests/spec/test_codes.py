@@ -6,10 +6,16 @@ import ast
 import copy
 import pickle
 import re
+from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from recipec.spec.codes import Code
+from scripts.architecture import tree
 from scripts.docs.diagnostics import declared, sources
+
+pytestmark = pytest.mark.usefixtures("without_collections")
 
 CODE = re.compile(r"\b[EWN]\d{4}\b")
 
@@ -64,25 +70,23 @@ def test_code_is_text_that_keeps_its_meaning_between_processes() -> None:
 
 def test_each_code_is_written_once_as_text_and_otherwise_by_its_name() -> None:
     """A code that a check gives as text would have no title, cause and cure."""
-    texts: list[str] = []
-    for file in sources():
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        texts += [
-            node.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value)
-        ]
+    texts = [
+        node.value
+        for file in sources()
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value)
+    ]
     assert sorted(texts) == sorted(declared())
 
 
 def test_every_declared_code_is_given() -> None:
-    names: list[str] = []
-    for file in sources():
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        names += [
-            node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and CODE.fullmatch(node.id)
-        ]
-    assert {code for code in declared() if names.count(code) < 2} == set()
+    names = Counter(
+        node.id
+        for file in sources()
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.Name) and CODE.fullmatch(node.id)
+    )
+    assert {code for code in declared() if names[code] < 2} == set()
 
 
 def test_every_code_is_in_a_golden_case_or_in_the_exception_list(root: Path) -> None:
