@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
@@ -46,6 +47,22 @@ PARSED = "parsed: "
 """The start of the remark above a block whose commands do not run; the reason follows."""
 EACH = "each"
 """The remark above a block of alternative commands: each runs in an unchanged folder."""
+
+
+GCLOUD = """\
+#!/bin/sh
+[ "$*" = "config get-value account" ] || exit 1
+echo reader@example.com
+"""
+"""What tpu-vm.sh asks for a machine's name also in a dry run. The real one takes longer than the script."""
+
+
+def sign_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a gcloud into an empty folder, and the folder at the head of PATH."""
+    gcloud = folder / "gcloud"
+    gcloud.write_text(GCLOUD, encoding="utf-8")
+    gcloud.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
 def reason(words: Sequence[str]) -> str | None:

@@ -19,11 +19,12 @@ READ = ("tests", "scripts", "docs")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a folder like a clone's, for one page."""
     shutil.copytree(shell.ROOT / "recipes", tmp_path / "recipes")  # commands may write there
     for name in READ:
         (tmp_path / name).symlink_to(shell.ROOT / name)
+    running.sign_in(tmp_path_factory.mktemp("bin"), monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RECIPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("recipec.compiler.pages.html.plotly", lambda: "/* Plotly */")
