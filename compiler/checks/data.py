@@ -16,6 +16,7 @@ from recipec.compiler.lowering.runtime_settings import choosing
 from recipec.compiler.lowering.splits import Shared, complement, shared
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.settings import OF_A_SOURCE
+from recipec.runtime.training.objectives import generated
 from recipec.runtime.untrusted import ENDLESS, INTO_A_FILE, is_endless
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
@@ -485,7 +486,9 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
         return
     local = facts.length.data
     padded = f"every sample is padded to max_length {data.max_length:,} and computed at that length"
-    shorter, sorted_rows = "a smaller max_length", data.curriculum is not None  # which packing refuses
+    shorter = "a smaller max_length"
+    # Packing is refused with both.
+    alone = data.curriculum is not None or generated(facts.recipe.train, data.max_length) is not None
     if any(rows.data.overlong == "split" for rows in rows_of(facts)):
         return  # texts of several rows fill all of them but the last
     if local is not None and local.mean_tokens:
@@ -496,8 +499,8 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
                 f"{padded}; the samples of data.train have {local.lengths()}, "
                 f"so about {1 - share:.0%} of the work is padding",
                 "data.packing",
-                shorter if sorted_rows else f"packing: true, or {shorter}",
+                shorter if alone else f"packing: true, or {shorter}",
             )
     elif data.max_length >= WASTEFUL:
-        help = shorter if sorted_rows else "packing: true puts several samples into one row"
+        help = shorter if alone else "packing: true puts several samples into one row"
         yield Diagnostic(W0407, padded, "data.packing", help)

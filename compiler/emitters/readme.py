@@ -24,7 +24,7 @@ from recipec.compiler.render import code_span, render, shell_word
 from recipec.compiler.vllm.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
 from recipec.compiler.wording import listing, mesh_axes, plural, rounded
 from recipec.runtime.clients.hosts import is_loopback
-from recipec.runtime.training.objectives import settings_of
+from recipec.runtime.training.objectives import settings_of, stores
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.backend import Backend
@@ -58,6 +58,8 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         probe=has_probe(program),
         transforms=_files(recipe.data.transforms.values()),
         rewards=_files(reward.function for reward in recipe.rewards if reward.function),
+        teacher_flag=_teacher_flag(program),
+        stored=recipe.train.distill.stored if recipe.train.distill and stores(recipe.train) else None,
         rollout=recipe.rollout if has_server(program) else None,
         rollout_folder=rollout_folder(program),
         rollout_loopback=is_loopback(urlsplit(recipe.rollout.url).hostname or ""),
@@ -103,6 +105,14 @@ def rollout_folder(program: Program) -> str:
     """Return the folder in which train.py writes adapters for a rollout server, in words."""
     named = program.recipe.rollout.adapter_path
     return code_span(named) if named else "`rollout-adapters` in the checkpoint directory"
+
+
+def _teacher_flag(program: Program) -> str:
+    """Return the option with the folder of a teacher that is not on the hub; "" without one."""
+    distill = program.recipe.train.distill
+    if program.teacher is None or distill is None or is_hub_id(distill.teacher.id):
+        return ""
+    return " --teacher TEACHER_DIR"
 
 
 def _files(functions: Iterable[str]) -> list[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from recipec.compiler.catalog import Model
 from recipec.compiler.explain.reinforcement import groups
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import run_length
 from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.pages.numbers import gib_number
 from recipec.compiler.wording import plural, rounded
-from recipec.runtime.training.objectives import NLL, OBJECTIVES, keeps_copy, settings_of
+from recipec.runtime.training.objectives import NLL, OBJECTIVES, keeps_copy, settings_of, stores
 from recipec.spec.language.train import Train
 
 
@@ -38,10 +39,11 @@ def objective(program: Program) -> list[str]:
     elif kind.refers(train.loss_type):
         out.append("the reference is the base without its adapters, so it needs no additional weights")
     if (teacher := program.teacher) is not None:
-        numbers = sum(math.prod(p.shape) for p in teacher.family.parameters(teacher.architecture))
+        out.append(_teacher(program, teacher))
+    if train.grpo is None and (about := program.generated) is not None:
         out.append(
-            f"the teacher, {teacher.title} with {numbers:,} parameters, stands next to the model on the same "
-            "mesh and is not trained"
+            f"{about.share:.0%} of the steps train on the student's own answers, of at most "
+            f"{plural(about.completion, 'token')}, to prompts of at most {plural(about.prompt, 'token')}"
         )
     if train.loss_type in kind.mismatched:
         out.append(
@@ -51,6 +53,22 @@ def objective(program: Program) -> list[str]:
             "before it, and the first row gets the last one's"
         )
     return out
+
+
+def _teacher(program: Program, teacher: Model) -> str:
+    """Describe where a distillation's teacher is."""
+    distill = program.recipe.train.distill
+    assert distill is not None
+    if stores(program.recipe.train):
+        return (
+            f"the teacher, {teacher.title}, is computed once by `train.py --write-teacher`: a step reads its "
+            f"{plural(distill.top_k, 'likeliest token')} at each target from {distill.stored}"
+        )
+    numbers = sum(math.prod(p.shape) for p in teacher.family.parameters(teacher.architecture))
+    return (
+        f"the teacher, {teacher.title} with {numbers:,} parameters, stands next to the model on the same "
+        "mesh and is not trained"
+    )
 
 
 def additions(train: Train) -> Iterator[str]:

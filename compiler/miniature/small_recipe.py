@@ -127,6 +127,7 @@ def derive(
     if program.teacher is not None:
         distill = recipe["train"]["distill"]
         distill["teacher"] |= {"id": f"{model}{TEACHER}", "revision": None}
+        distill["stored"] = None  # a rehearsal computes the teacher
         distill["max_completion_length"] = min(distill["max_completion_length"], COMPLETION_LENGTH)
         recipe["rollout"] = {}
     if recipe["train"]["grpo"] is not None:

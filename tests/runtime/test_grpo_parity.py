@@ -356,7 +356,8 @@ def test_twenty_steps_match_trl(
         run = Ours(checkpoint, tmp_path / "ours", grpo, **axes)
         entries = run.go()
     check("TRL", run, entries, *by_trl(checkpoint, run.start, tmp_path / "trl", grpo))
-    if loss != "rloo":
+    # TRL has rloo in another trainer, and takes bnpo's mean over each of the script's micro-batches.
+    if loss not in ("rloo", "bnpo"):
         check("train_trl.py", run, entries, *by_script(checkpoint, run, tmp_path / "script"))
 
 
@@ -382,7 +383,10 @@ def check(
     )
     assert len(entries) == STEPS
     assert loss_apart <= 1e-5 * max(1, *np.abs(expected["loss"]))
-    assert norm_apart <= 1e-5 * max(1, *expected["grad_norm"])
+    # In later iterations rloo's ratio is exp of a sum over tokens, which rounds as much as all of them. The
+    # first step of each batch, with ratios of 1, is as close as with the other losses.
+    again = run.grpo.loss == "rloo" and run.grpo.iterations > 1
+    assert norm_apart <= (3e-5 if again else 1e-5) * max(1, *expected["grad_norm"])
     assert apart <= 1e-5
     assert far > 1e-3
     divergences = [entry["kl"] for entry in entries if "kl" in entry]
