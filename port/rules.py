@@ -12,6 +12,7 @@ from recipec.port.keys import OFF, Row, table
 from recipec.port.meaning import experts, images, model_names, templates, training
 from recipec.port.meaning.run import Run
 from recipec.port.tool_names import known
+from recipec.runtime.model.families.towers import kind_of
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def places(run: Run) -> Says:
     model, ledger = run.model, run.ledger
     if model is None or not images.trained_on(run.keys):
         return
-    place = known("places").get(str(model.config.get("model_type")), "")
+    place = known("places").get(kind_of({**model.config, **model.multimodal}), "")
     shared = ledger.value(TEMPLATE)
     if isinstance(shared, str) and (template := templates.with_places(shared, place)):
         yield run.keys.sets(TEMPLATE, template)

@@ -301,6 +301,42 @@ class Gemma3Images(ImageProcessor):
         return {"do_convert_rgb": True, "do_pan_and_scan": False}
 
 
+class ClipImages(ImageProcessor):
+    """CLIP, for LLaVA 1.5: every picture has one size, cut out of its middle."""
+
+    def __init__(self, settings: ImageSettings) -> None:
+        super().__init__(settings)
+        self.patch = int(settings.sizes["patch"])
+        size = settings.processor.get("crop_size") or {"height": 224, "width": 224}
+        sides = (size["height"], size["width"]) if isinstance(size, Mapping) else (size, size)
+        self._size = int(sides[0]), int(sides[1])
+
+    @property
+    def features(self) -> int:
+        return 3 * self.patch**2
+
+    @property
+    def unit(self) -> int:
+        return self.patches(self.grid(*self._size))
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        return self._size[0] // self.patch, self._size[1] // self.patch
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        return self._size
+
+    def text(self, grid: tuple[int, int]) -> str:
+        return self.settings.tokens["feature"] * self.patches(grid)
+
+    def patches_of(self, output: Mapping[str, Any], grid: tuple[int, int]) -> np.ndarray:
+        return cut(np.asarray(output["pixel_values"][0]), self.patch, 1)
+
+    def load(self, settings: dict[str, Any]) -> Any:
+        from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+        return CLIPImageProcessorPil(**settings)
+
+
 class Gemma4Images(ImageProcessor):
     """Gemma 4: the largest size of the picture's shape within a number of patches."""
 
@@ -517,6 +553,7 @@ class PaddleOCRImages(QwenImages):
 
 
 KINDS: dict[str, type[ImageProcessor]] = {
+    "llava": ClipImages,
     "gemma3": Gemma3Images,
     "gemma4": Gemma4Images,
     "gemma4_unified": Gemma4UnifiedImages,
@@ -531,6 +568,7 @@ KIND_OF = {
     "Gemma4Unified": "gemma4_unified",
     "Gemma4": "gemma4",
     "Llama4": "llama4",
+    "LlavaProcessor": "llava",
     "Pixtral": "pixtral",
     "Mistral3": "pixtral",
     "PaddleOCRVL": "paddleocr_vl",
@@ -615,6 +653,9 @@ def load_image_settings(
         patch = whole.get("patch_size") or vision.get("patch_size", 14)
         sizes = {"patch": int(patch), "ratio": round(1 / float(ratio) ** 2)}
         tokens = {role: str(whole.get(key, token)) for role, (key, token) in LLAMA4.items()}
+    elif kind == "llava":
+        sizes = {"patch": int(whole.get("patch_size") or vision.get("patch_size", 14))}
+        tokens = dict.fromkeys(("placeholder", "feature"), str(whole.get("image_token", "<image>")))
     elif kind in ("qwen_vl", "paddleocr_vl"):
         usual = "<|image_pad|>" if kind == "qwen_vl" else "<|IMAGE_PLACEHOLDER|>"
         feature = getattr(tokenizer, "image_token", None) or usual

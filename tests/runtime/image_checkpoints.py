@@ -29,6 +29,7 @@ SPECIAL: Mapping[str, Mapping[str, str]] = {
     "gemma4": GEMMA4,
     "gemma4_unified": {**GEMMA4, "video_token": "<|video|>"},
     "llama4": {},
+    "llava": {},
     "paddleocr_vl": {"image_token": "<|IMAGE_PLACEHOLDER|>"},
     "pixtral": {},
     "qwen_vl": {},
@@ -36,6 +37,7 @@ SPECIAL: Mapping[str, Mapping[str, str]] = {
 """Tokens that tokenizer_config.json names, by the kind of the processor."""
 
 PLAIN = {
+    "llava": ("<image>",),
     "paddleocr_vl": ("<|IMAGE_START|>", "<|IMAGE_END|>"),
     "llama4": (
         *("<|image|>", "<|patch|>", "<|image_start|>", "<|image_end|>"),
@@ -50,6 +52,7 @@ PLACES = {
     "gemma4": "<|image|>",
     "gemma4_unified": "<|image|>",
     "llama4": "<|image|>",
+    "llava": "<image>",
     "paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
     "pixtral": "[IMG]",
     "qwen_vl": "<|vision_start|><|image_pad|><|vision_end|>",
@@ -88,6 +91,12 @@ IMAGES: Mapping[str, Mapping[str, Any]] = {
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     },
+    "llava": {
+        "image_processor_type": "CLIPImageProcessor",
+        "processor_class": "LlavaProcessor",
+        "size": {"shortest_edge": 24},
+        "crop_size": {"height": 24, "width": 24},
+    },
     "paddleocr_vl": {
         "image_processor_type": "PaddleOCRVLImageProcessor",
         "processor_class": "PaddleOCRVLProcessor",
@@ -118,6 +127,10 @@ PROCESSORS: Mapping[str, Mapping[str, Any]] = {
     "gemma4": {"processor_class": "Gemma4Processor"},
     "gemma4_unified": {"processor_class": "Gemma4UnifiedProcessor"},
     "llama4": {"processor_class": "Llama4Processor", "patch_size": 4, "pixel_shuffle_ratio": 0.5},
+    "llava": {
+        **{"processor_class": "LlavaProcessor", "patch_size": 4, "num_additional_image_tokens": 1},
+        "vision_feature_select_strategy": "default",
+    },
     "paddleocr_vl": {"processor_class": "PaddleOCRVLProcessor"},
     "pixtral": {"processor_class": "PixtralProcessor", "patch_size": 4, "spatial_merge_size": 2},
     "qwen_vl": {"processor_class": "Qwen2_5_VLProcessor"},
@@ -186,6 +199,7 @@ CLASSES = {
     "gemma4": ("gemma4.processing_gemma4", "Gemma4Processor"),
     "gemma4_unified": ("gemma4_unified.processing_gemma4_unified", "Gemma4UnifiedProcessor"),
     "llama4": ("llama4.processing_llama4", "Llama4Processor"),
+    "llava": ("llava.processing_llava", "LlavaProcessor"),
     "paddleocr_vl": ("paddleocr_vl.processing_paddleocr_vl", "PaddleOCRVLProcessor"),
     "pixtral": ("pixtral.processing_pixtral", "PixtralProcessor"),
     "qwen_vl": ("qwen3_vl.processing_qwen3_vl", "Qwen3VLProcessor"),

@@ -62,7 +62,7 @@ CASES = [
         pytest.param(case, marks=pytest.mark.nightly)
         for case in (
             *("gemma4", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"),
-            "paddleocr_vl",
+            *("llava-clip", "paddleocr_vl"),
         )
     ),
 ]

@@ -96,6 +96,14 @@ CASES: dict[str, dict[str, Any]] = {
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "full",
     },
+    "llava-clip": {
+        "vision_config": {
+            **{"model_type": "clip_vision_model", **SIZES, "num_hidden_layers": 3, "num_attention_heads": 4},
+            **{"image_size": 24, "patch_size": 4},
+        },
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+    },
     "qwen2_vl": {
         "vision_config": {
             **{
@@ -160,6 +168,8 @@ PARTS = (
 """What the names of a tower's tensors begin with, without their prefix."""
 TURNED = ("qwen", "paddleocr")
 """What the names of models begin with that turn by time, row and column."""
+UNUSED = {"llava-clip": r"layers\.2\.|post_layernorm"}
+"""Tensors of towers that no feature is made of, by case."""
 TOKEN = 50
 """The token that stands for a picture."""
 SIX_HEADS = {
@@ -174,6 +184,7 @@ FURTHER: dict[str, dict[str, Any]] = {
     "gemma4-both_ways": {**LOCAL, "use_bidirectional_attention": "vision"},
     "gemma4_unified": {**LOCAL, "use_bidirectional_attention": None},
     "gemma4_unified-both_ways": {**LOCAL, "use_bidirectional_attention": "vision"},
+    "llava-clip": {"model_type": "llama"},
     "mistral3": {"sliding_window": None},
     "mistral3-experts": {
         **{"model_type": "mistral4", "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 8},
@@ -289,7 +300,7 @@ class Pictures:
                 model.vision_model(given["pixel_values"]).last_hidden_state
             )
             return projected.numpy().reshape(1, self.counts()[i], -1)
-        if kind == "llava":
+        if kind == "llava" and "image_sizes" in given:
             given |= {"vision_feature_select_strategy": "full"}
         out = model.model.get_image_features(**given, return_dict=True)
         pooled = out.pooler_output
@@ -305,7 +316,8 @@ def pixel_arguments(model: Any, pictures: Sequence[tuple[np.ndarray, np.ndarray]
         pictures: of each, its patches float32[P, F] in the tower's order, and their places int32[P, 2].
     """
     kind = model.config.model_type
-    if kind in ("gemma3", "llama4"):
+    tiled = kind in ("gemma3", "llama4") or model.config.vision_config.model_type == "clip_vision_model"
+    if tiled:
         return {"pixel_values": torch.tensor(np.stack([_pixels(*one) for one in pictures]))}
     if kind.startswith("gemma4"):
         most = max(len(at) for _, at in pictures)

@@ -39,6 +39,7 @@ from .vision import (
     prefixes_of,
 )
 
+CLIP = "clip_vision_model"
 VISION = "vision_config"
 """The key of config.json that describes the tower."""
 
@@ -75,14 +76,19 @@ def vision_of(
     Raises:
         UnsupportedCheckpoint: naming the key that is not supported.
     """
-    vision = section(config, VISION)
-    kind = str(config.get("model_type"))
-    if kind == "llava" and vision.get("model_type") == "pixtral":
-        kind = "mistral3"
+    vision, kind = section(config, VISION), kind_of(config)
     if not vision or kind not in READERS:
         return None
     _, reader = READERS[kind]
     return reader(config, vision, text, prefixes_of(tensors, HELD))
+
+
+def kind_of(config: Mapping[str, Any]) -> str:
+    """Return the model type whose tower a checkpoint has, "" for one of LLaVA that is not here."""
+    kind = str(config.get("model_type"))
+    if kind != "llava":
+        return kind
+    return {"pixtral": "mistral3", CLIP: kind}.get(str(section(config, VISION).get("model_type")), "")
 
 
 Prefixes = tuple[tuple[str, str], ...]
@@ -306,6 +312,56 @@ def _pixtral(
         layers=layers,
         projector=_projector(config, d, text, block if merging else 0),
         patches_of_feature=block,
+    )
+
+
+def _llava(
+    config: Mapping[str, Any], vision: Mapping[str, Any], text: DecoderArchitecture, prefixes: Prefixes
+) -> VisionArchitecture:
+    """LLaVA 1.5 (https://arxiv.org/abs/2310.03744): CLIP, of which the last layers are not computed."""
+    d, heads, head_dim = _heads(vision, 768, 12)
+    patch, channels = integer(vision, "patch_size", 32), integer(vision, "num_channels", 3)
+    side, layers = integer(vision, "image_size", 224) // patch, integer(vision, "num_hidden_layers", 12)
+    built_in(config, "vision_feature_select_strategy", "default", "LLaVA")
+    chosen = config.get("vision_feature_layer", -2)
+    if not isinstance(chosen, int) or not -layers <= chosen < 0:
+        raise UnsupportedCheckpoint(
+            f"config.json: vision_feature_layer is {chosen!r}, none of {layers} layers counted from the end",
+            "vision_feature_layer",
+        )
+    norm, tower = _layer_norm(number(vision, "layer_norm_eps", 1e-5)), "vision_tower"
+    features, embeddings = channels * patch**2, f"{tower}.embeddings"
+    return VisionArchitecture(
+        kind="CLIP",
+        prefixes=prefixes,
+        patch_features=features,
+        text_size=text.hidden_size,
+        embedder=(
+            Linear(
+                *("patch_embedding", f"{embeddings}.patch_embedding", features, d),
+                kernel=(channels, patch, patch),
+            ),
+            ClassToken("class_token", f"{embeddings}.class_embedding", d, first=True),
+            Positions("positions", f"{embeddings}.position_embedding.weight", "order", side**2 + 1, d),
+            Normalize("norm", f"{tower}.pre_layrnorm", d, norm),
+        ),
+        layers=VisionLayers(
+            count=layers + 1 + chosen,
+            hidden_size=d,
+            intermediate_size=integer(vision, "intermediate_size", 3072),
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=head_dim,
+            norm=norm,
+            places=Places("layer_norm1", None, "layer_norm2"),
+            names=LayerNames(f"{tower}.encoder.layers", out="out_proj"),
+            activation=_activation(vision, "hidden_act", "quick_gelu"),
+            scale=head_dim**-0.5,
+            biases=("q", "k", "v", "o", "mlp"),
+        ),
+        pooler=(DropClassToken(first=True),),
+        projector=_projector(config, d, text, 0),
+        patches=side**2,
     )
 
 
@@ -629,6 +685,7 @@ READERS: dict[str, tuple[str, Reader]] = {
     "gemma3": ("Gemma 3", _gemma3),
     "gemma4": ("Gemma 4", _gemma4),
     "gemma4_unified": ("Gemma 4", _gemma4_unified),
+    "llava": ("LLaVA 1.5", _llava),
     "mistral3": ("Mistral 3", _pixtral),
     "qwen2_vl": ("Qwen 2 VL", _qwen2),
     "qwen2_5_vl": ("Qwen 2.5 VL", _qwen2_5),

@@ -156,9 +156,15 @@ class Positions(Step):
 
 @dataclass(frozen=True)
 class ClassToken(Step):
-    """A learned embedding that is appended to each tile's patches."""
+    """A learned embedding that is added to each tile's patches as a further place.
+
+    Attributes:
+        features: of the embedding.
+        first: whether it comes before the patches, rather than after them.
+    """
 
     features: int = 0
+    first: bool = False
 
     def parameters(self, path: str) -> list[Parameter]:
         return [_vector(f"{path}.embedding", self.source, self.features)]
@@ -166,7 +172,13 @@ class ClassToken(Step):
 
 @dataclass(frozen=True)
 class DropClassToken(Step):
-    """Remove the last place of each tile."""
+    """Remove the place of the class token of each tile.
+
+    Attributes:
+        first: as in ClassToken.
+    """
+
+    first: bool = False
 
 
 @dataclass(frozen=True)

@@ -48,14 +48,15 @@ class Positions(nnx.Module):
 
 
 class ClassToken(nnx.Module):
-    """Append an embedding to each row."""
+    """Add an embedding to each row, before or after its patches."""
 
     def __init__(self, step: vision.ClassToken, dtype: Any) -> None:
+        self.first = step.first
         self.embedding = nnx.Param(jnp.zeros(step.features, dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        last = jnp.broadcast_to(self.embedding.get_value(), (x.shape[0], 1, x.shape[2]))
-        return jnp.concatenate([x, last.astype(x.dtype)], axis=1)
+        token = jnp.broadcast_to(self.embedding.get_value(), (x.shape[0], 1, x.shape[2])).astype(x.dtype)
+        return jnp.concatenate([token, x] if self.first else [x, token], axis=1)
 
 
 class Rescale(nnx.Module):
@@ -151,7 +152,7 @@ def shuffled(step: vision.PixelShuffle, x: jax.Array) -> jax.Array:
 PLAIN: dict[type[vision.Step], Callable[[Any, jax.Array], jax.Array]] = {
     vision.Activate: lambda step, x: ACTIVATIONS[step.function](x),
     vision.Rescale: lambda step, x: Rescale(step, x.dtype)(x),
-    vision.DropClassToken: lambda step, x: x[:, :-1],
+    vision.DropClassToken: lambda step, x: x[:, 1:] if step.first else x[:, :-1],
     vision.Merge: merged,
     vision.Mean: mean,
     vision.TileMean: tile_mean,
