@@ -235,6 +235,15 @@ def _columns(facts: Facts) -> Iterator[Diagnostic]:
     for at, source in sources.items():
         section = data.of(source)
         rows = [] if section.transform is not None else first_at_hand(facts, source.path)[: source.limit]
+        roles = {source: role for role, source in section.fields.items()}
+        for column in dict.fromkeys(column for row in rows for column in row):
+            if roles.get(column, column) in REWARD_ARGUMENTS:
+                yield Diagnostic(
+                    E0476,
+                    f"`{source.path}` has a column `{column}`, which is an argument of every reward function",
+                    at,
+                    f"data: {{fields: {{own_{column}: {column}}}}} renames it",
+                )
         for number, reward, name in needed:
             column = section.fields.get(name, name)
             lacking = sum(row.get(column) is None for row in rows)
@@ -261,6 +270,14 @@ def _columns(facts: Facts) -> Iterator[Diagnostic]:
             elif rows and (fault := _fault(reward, [row[column] for row in rows])):
                 yield Diagnostic(E0472, f"`{source.path}`, column `{column}`: {fault[0]}", place, fault[1])
 
+
+E0476 = Code(
+    "E0476",
+    "column with the name of a reward's argument",
+    cause="A reward function is called with prompts, completions and completion_ids of the run, and with the "
+    "other columns of the data by their names.",
+    cure="Rename the column with `data.fields`, as in the help, or leave it out with `data.transform`.",
+)
 
 N0475 = Code(
     "N0475",

@@ -6,7 +6,8 @@ peak_memory_bytes. Preferences add rewards_chosen, rewards_rejected, rewards_mar
 (unpaired ones kl instead of the last). Experts add expert_share_min and expert_share_max (share of a layer's
 tokens that one expert gets) and, with the load-balancing loss, aux_loss (before its weight). Rewards add
 reward, reward_std, reward/NAME, frac_reward_zero_std, completion_length, truncated_share, ratio, clip_low,
-clip_high, kl, entropy, and the seconds of rollouts, rewards and updates. Evaluation:
+clip_high, kl, entropy, and the seconds of rollouts, rewards and updates. A student's own answers add
+own_answers, the lengths and the seconds of those. Evaluation:
 step, eval_loss, and with several sources the loss of each as eval/NAME; with rewards eval/reward,
 eval/reward_std, eval/reward/NAME and the like, and the reward of each source as eval/NAME/reward. JSON has
 no non-finite numbers, so these are written as "NaN", "Infinity" or "-Infinity".

@@ -185,3 +185,18 @@ def test_search_counts_generation_and_varies_the_rollout(file: Path, monkeypatch
         assert point.seconds_per_token == pytest.approx((update + rollout.seconds) / (512 * 1280))
     words = str(document(found, settings(program), ("fsdp", "tp"), 8))
     assert "1 x 8, all" in words and "8 x 1, all" in words
+
+
+def test_a_share_of_a_distillations_steps_generates(tmp_path: Path) -> None:
+    text = RECIPE.partition("train:\n")[0].replace("format: prompt", "max_length: 1280") + (
+        "train:\n  objective: distill\n  global_batch_size: 512\n  steps: 100\n"
+        "  distill: {teacher: {id: Qwen/Qwen3-14B}, lmbda: 0.25, max_completion_length: 1024}\n"
+    )
+    (tmp_path / "distill.yaml").write_text(text, encoding="utf-8")
+    rolled = generation(lowered(tmp_path / "distill.yaml"))
+    assert rolled is not None
+    assert (rolled.prompts, rolled.passes) == (512, 1023)
+    parts = rolled.parts(8.0)
+    assert parts["update"] == 8.0
+    assert sum(parts.values()) - 8.0 == pytest.approx(rolled.seconds / 4) == rolled.seconds_per_step
+    assert rolled.bound_per_step == rolled.bound / 4

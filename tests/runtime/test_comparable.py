@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,6 +46,18 @@ def test_prompts_without_an_answer_end_the_run_before_it_begins(
         check_answers([Reward("length"), Reward(reward, column="answer")], prompts(*answers))
     assert error in raised.value.message
     assert "returns None for them" in (raised.value.help or "")
+
+
+def test_a_column_with_the_name_of_an_argument_is_refused() -> None:
+    samples = prompts(1, 2)
+    text = json.dumps({"prompt": "a", "columns": {"answer": 1, "completions": []}}).encode()
+    renamed = replace(
+        samples,
+        columns=np.frombuffer(bytes(samples.columns[: samples.column_offsets[1]]) + text, np.uint8),
+        column_offsets=np.array([0, samples.column_offsets[1], samples.column_offsets[1] + len(text)]),
+    )
+    with pytest.raises(UserError, match=r"rows\.jsonl:2: the column completions has the name of an argument"):
+        check_answers([Reward("length")], renamed)
 
 
 def test_own_functions_and_whole_answers_are_accepted() -> None:
