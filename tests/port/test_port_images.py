@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from recipec.port.meaning import templates
+from recipec.port.scripts import pictures
 from recipec.runtime.data.picture_rows import MARK
 from recipec.runtime.data.template import ChatTemplate
 from tests.port.dialects import base, beside, ported
@@ -88,3 +90,26 @@ def test_every_model_with_a_tower_has_a_place_for_pictures() -> None:
     from recipec.runtime.model.families.towers import READERS
 
     assert READERS.keys() <= known("places").keys()
+
+
+def test_counted_configs_are_those_that_train_on_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeing = {**base("axolotl"), "base_model": "google/gemma-3-4b-it", "processor_type": "AutoProcessor"}
+    placed: dict[str, dict[str, Any]] = {
+        "axolotl/examples/a/seeing.yml": seeing,
+        "axolotl/examples/a/unknown.yaml": {**seeing, "base_model": "google/gemma-3n-E2B-it"},
+        "axolotl/examples/a/text.yaml": base("axolotl"),
+        "llamafactory/examples/x.yaml": {**base("llamafactory"), "image_max_pixels": 9, "stage": "dpo"},
+        "unsloth/nb/Kaggle-Gemma_Vision.ipynb": {},
+    }
+    for name, content in placed.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(yaml.safe_dump(content))
+    monkeypatch.setattr(
+        "sys.argv", ["pictures", *(str(tmp_path / tool) for tool in ("axolotl", "llamafactory", "unsloth"))]
+    )
+    pictures.main()
+    told = capsys.readouterr().out
+    assert "Axolotl: examples/a/unknown.yaml\n    E0803" in told
+    assert told.endswith("| all | 2 | 1 (50 %) |\n")
