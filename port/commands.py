@@ -42,6 +42,7 @@ SCRIPTS = "sft|dpo|orpo|kto|grpo|rloo|reward|cpo|gkd|online_dpo|nash_md|xpo|prm|
 PROGRAMS: tuple[tuple[str, str, str], ...] = (
     (rf"trl ({SCRIPTS})", "trl", "TRL"),
     (rf"-m trl\.scripts\.({SCRIPTS})", "trl", "TRL"),
+    (rf"(?:.*/)?({trl.SEEING})\.py", "trl", "TRL"),
     (rf"(?:.*/)?(?:run_)?({SCRIPTS})(?:_lora|_train|_trainer)?\.py", "trl", "TRL"),
     (r"(?:llamafactory-cli|lmf) train", "llamafactory", "LLaMA-Factory"),
     (r"(?:.*/)?(?:train_bash|src/train)\.py|-m llamafactory\.\S+", "llamafactory", "LLaMA-Factory"),
@@ -424,6 +425,7 @@ class _Script:
         if dialect not in dialects.KNOWN:
             raise self._unread(program)
         script = program.script if dialect == "trl" and program.dialect == "trl" else None
+        script = "sft" if script == trl.SEEING else script
         if script not in (None, *trl.SCRIPTS):
             message = f"`{program.name}` is TRL's {script}, which has no counterpart"
             help = f"recipes train like TRL's {listing(trl.SCRIPTS, 'and')}"
@@ -527,6 +529,9 @@ class _Script:
             elif word not in named and dialect != "litgpt":
                 message = f"recipec cannot use `{shown(word.text)}`: it is not a flag"
                 self.found.append(Diagnostic(W1186, message, help="remove it", span=self.place(word)))
+        if program.script == trl.SEEING:
+            laid.lay(trl.SEEING, True, self.place(program.head))
+            laid.lay("max_length", None, self.place(program.head))  # whatever its flag says
         path = Path("command.sh") if str(self.path) == "-" else self.path
         if config is not None and path.stem in ("run", "launch", "command"):
             path = config.path

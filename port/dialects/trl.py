@@ -194,8 +194,11 @@ def _model(run: Run) -> Says:
 
 
 def _images(run: Run) -> Says:
-    """State the pictures of a script with Unsloth's collator for them."""
+    """State the pictures of TRL's script for them, and of a script with Unsloth's collator."""
     keys, model = run.keys, run.model
+    if keys.source.has(SEEING):
+        note = "TRL also trains on the tokens of pictures, which recipec never does"
+        yield from images.say_images(keys, SEEING, model, run.objective, {images.IMAGES: {}}, note)
     script = keys.source.script
     if script is None or keys.text("data_collator") != UNSLOTH_COLLATOR:
         return
@@ -316,6 +319,8 @@ def _balance(run: Run) -> Says:
     yield from experts.say_coefficient(keys, key, model)
 
 
+SEEING = "sft_vlm"
+"""TRL's example that trains on pictures. A command with it has its name as a key."""
 SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto", *GROUPS)
 """The scripts with a counterpart in recipes, by their sections."""
 

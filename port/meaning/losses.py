@@ -73,7 +73,7 @@ def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) 
         form = _of_columns(row, column)
         why = f"from the columns of {path}" if form else ""
     elif images.trained_on(keys):
-        form, why = "chat", "Unsloth's collator of pictures takes conversations"
+        form, why = "chat", f"{keys.tool}'s collator of pictures takes conversations"
     elif keys.flag("assistant_only_loss"):
         form, why = "chat", "assistant_only_loss is only for conversations"
     elif keys.value("completion_only_loss") is True:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from recipec.compiler.lowering.hardware import from_name
 from recipec.port.meaning import templates
+from recipec.port.port import Asked, port
 from recipec.port.scripts import pictures
 from recipec.runtime.data.picture_rows import MARK
 from recipec.runtime.data.template import ChatTemplate
@@ -90,6 +92,28 @@ def test_every_model_with_a_tower_has_a_place_for_pictures() -> None:
     from recipec.runtime.model.families.towers import READERS
 
     assert READERS.keys() <= known("places").keys()
+
+
+def test_command_of_trls_script_for_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script reads rows of any length, whatever its flag says."""
+    monkeypatch.chdir(tmp_path)
+    command = (
+        "accelerate launch --num_processes 4 examples/scripts/sft_vlm.py --dataset_name our/pictures "
+        "--model_name_or_path llava-hf/llava-1.5-7b-hf --max_length 9 --output_dir out --dtype bfloat16 "
+        "--use_peft --lora_target_modules q_proj v_proj\n"
+    )
+    (tmp_path / "run.sh").write_text(command)
+    made = port([Path("run.sh")], Asked(from_name("v5p-8"), writes=False))
+    assert made.whole and made.ledger is not None, made.diagnostics
+    expected = {
+        "model.id": "llava-hf/llava-1.5-7b-hf",
+        "data.images": {},
+        "data.format": "chat",
+        "data.loss_on": "all",
+        "data.overlong": "error",
+        "data.max_length": 4096,
+    }
+    assert {path: made.ledger.value(path) for path in expected} == expected
 
 
 def test_counted_configs_are_those_that_train_on_pictures(
