@@ -33,8 +33,13 @@ from tests.trained.conftest import adapted
 
 pytestmark = pytest.mark.usefixtures("highest")
 
+LAYERS: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "vocab_size": 512,
+}
 FAMILIES: dict[str, Callable[[Path], Any]] = {
-    "gemma3": lambda folder: tiny.make_gemma3(folder, vocab_size=512),
+    "gemma3": lambda folder: tiny.make_gemma3(folder, **LAYERS),
     "qwen3": lambda folder: make("qwen3", folder, vocab_size=512, max_position_embeddings=256),
     "falcon_h1": lambda folder: make("falcon_h1", folder, vocab_size=512, max_position_embeddings=256),
 }
@@ -47,7 +52,7 @@ MOST = 24
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a model whose answers depend on the whole prompt, and give it an end token in the middle."""
     folder = tmp_path_factory.mktemp("folder") / "tuned"
-    model = tiny.make_gemma3(folder, vocab_size=512)
+    model = tiny.make_gemma3(folder, **LAYERS)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
