@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 BLOCK, MOST_SIZES = 128, 8
 """Attention reads the slots that are filled, rounded up: to a multiple of BLOCK slots after the prompt's, so
 that there are at most MOST_SIZES numbers of slots. Each of them is compiled."""
@@ -21,6 +23,7 @@ def sizes_read(prompts: int, slots: int, reach: int | None = None) -> tuple[int,
     return *(size for size in range(prompts + step, slots, step) if size < most), most
 
 
+@functools.lru_cache(maxsize=256)
 def mean_read(prompts: int, slots: int, reach: int | None = None) -> float:
     """Return the slots that a pass reads on average, while a row is completed. The arguments are those of
     `sizes_read`."""
