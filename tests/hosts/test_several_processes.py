@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
 
+from recipec.compiler.miniature.small_checkpoint import write_checkpoint
 from tests.hosts.processes import DUMPED, PATIENT, begun, dumped_rows, light, losses, start
 from tests.runtime.artifacts import SLOW, STOPPING, assert_equal, steps, train, write_artifact
 from tests.runtime.lives import Lives
@@ -93,6 +95,34 @@ def test_two_processes_learn_from_rewards_like_one_process(rollout: str, place: 
     assert (place / "two" / "scored-0").exists() and not (place / "two" / "scored-1").exists()
 
 
+@pytest.mark.nightly
+def test_two_processes_learn_from_own_answers_like_one_process(place: Path, lives: Lives) -> None:
+    config = json.loads((place / "model" / "config.json").read_text())
+    write_checkpoint(place / "teacher", config, dtype="float32", embedding_scale=0.8)
+    more = light({"fsdp": 2, "tp": 1}, 0.0, more=STUDENT)
+    options = {"prelude": more, "steps": STEPS, "arguments": "\n            teacher=TEACHER,"}
+    write_artifact(place / "own", **options)
+    teacher = ("--teacher", str(place / "teacher"))
+    alone = train(lives, place, "one", *teacher, artifact="own")
+    assert alone.status == 0, alone.stderr
+    group = start(lives, place, "two", 2, *teacher, artifact="own", peer=PATIENT)
+    assert group.wait() == [0, 0], group.said()
+    assert_equal(place, "one", "two", STEPS)
+    one, two = (place / name / "checkpoints" for name in ("one", "two"))
+    assert (one / "completions.jsonl").read_text() == (two / "completions.jsonl").read_text()
+    assert losses(one) == losses(two)
+
+
+STUDENT = """
+import dataclasses
+
+from runtime.sections import Distill
+
+TEACHER = dataclasses.replace(MODEL, id="recipec/teacher")
+TRAIN = dataclasses.replace(
+    TRAIN, objective="distill", distill=Distill(lmbda=0.6, max_completion_length=12, temperature=2.0)
+)
+"""
 COUNTED = """
 import os
 

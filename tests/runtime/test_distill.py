@@ -124,7 +124,7 @@ def test_twenty_steps_match_trl(beta: float, tmp_path: Path) -> None:
 DISTILLED = """
 import dataclasses
 
-from runtime.sections import Distill
+from runtime.sections import Distill, Rollout
 
 TEACHER = dataclasses.replace(MODEL, id="recipec/teacher")
 TRAIN = dataclasses.replace(TRAIN, objective="distill", distill=Distill(beta=0.5, temperature=2.0, {}))
@@ -150,16 +150,28 @@ trainer.Trainer._step = killed
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("own", ["", "lmbda=0.6, max_completion_length=12"])
-def test_killed_distillation_ends_like_an_uninterrupted_one(own: str, place: Path, lives: Lives) -> None:
+@pytest.mark.parametrize(
+    ("own", "more"),
+    [
+        ("", ""),
+        ("lmbda=0.6, max_completion_length=12", ""),
+        ("lmbda=1.0, max_completion_length=12", "LORA = None\n"),
+    ],
+)
+def test_killed_distillation_ends_like_an_uninterrupted_one(
+    own: str, more: str, place: Path, lives: Lives
+) -> None:
     """Resume with another teacher, which is refused, and then with the run's own, which has more layers."""
     config = json.loads((place / "model" / "config.json").read_text())
     kinds = ["sliding_attention", "sliding_attention", "full_attention"]
     config["text_config"] |= {"num_hidden_layers": 3, "layer_types": kinds}
     write_checkpoint(place / "teacher", config, dtype="float32")
     arguments = "\n            teacher=TEACHER,"
-    write_artifact(place / "whole", prelude=DISTILLED.format(own), arguments=arguments)
-    write_artifact(place / "killed", prelude=DISTILLED.format(own) + KILLED, arguments=arguments)
+    if more:  # all weights, which are laid out anew for each rollout
+        arguments += "\n            rollout=Rollout(axes={'fsdp': 1, 'tp': 2}),"
+    prelude = DISTILLED.format(own) + more
+    write_artifact(place / "whole", prelude=prelude, arguments=arguments)
+    write_artifact(place / "killed", prelude=prelude + KILLED, arguments=arguments)
     teacher = ("--teacher", str(place / "teacher"))
     undisturbed = train(lives, place, "undisturbed", *teacher, artifact="whole")
     assert undisturbed.status == 0, undisturbed.stderr

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from recipec.compiler.miniature.small_checkpoint import write_checkpoint
 from recipec.runtime.data.batches import Batching, BatchSchedule, BatchShape
 from recipec.runtime.data.epochs import Epochs
 from recipec.runtime.data.samples import Samples
 from recipec.runtime.model.decode import Completions
 from recipec.runtime.training.objectives import Generated
 from recipec.runtime.training.own_answers import OwnAnswers, answer_starts, draws_own
+from tests.runtime.artifacts import train, write_artifact
+from tests.runtime.lives import Lives
 
 LENGTH, LONGEST, END = 12, 4, 99
 PROMPT = LENGTH - LONGEST
@@ -126,3 +132,51 @@ def test_share_of_own_steps() -> None:
     for share in (0.0, 0.25, 1.0):
         assert np.mean([draws_own(3, step, share) for step in range(4000)]) == pytest.approx(share, abs=0.03)
     assert [draws_own(0, step, 0.5) for step in range(64)] != [draws_own(1, step, 0.5) for step in range(64)]
+
+
+STUDENT = """
+import dataclasses
+
+from runtime.sections import Distill
+
+TEACHER = dataclasses.replace(MODEL, id="recipec/teacher")
+DATA = dataclasses.replace(DATA, eval=())
+TRAIN = dataclasses.replace(
+    TRAIN, objective="distill", distill=Distill(temperature=5.0, lmbda=1.0, max_completion_length=12)
+)
+LORA = dataclasses.replace(LORA, dropout=0.0)
+"""
+
+
+@pytest.mark.e2e
+def test_a_step_on_own_answers_matches_trl(place: Path, lives: Lives) -> None:
+    """Compute the first step's loss with transformers and GKDTrainer, on the rows of the run's trace."""
+    from transformers import AutoModelForCausalLM
+    from trl.experimental.gkd import GKDTrainer
+
+    config = json.loads((place / "model" / "config.json").read_text())
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    config["text_config"] |= {"num_hidden_layers": 3, "layer_types": kinds}
+    write_checkpoint(place / "teacher", config, dtype="float32", embedding_scale=0.8)
+    write_artifact(place / "own", prelude=STUDENT, arguments="\n            teacher=TEACHER,", steps=1)
+    options = ("--teacher", str(place / "teacher"), "--trace", str(place / "own.trace"))
+    run = train(lives, place, "out", *options, artifact="own")
+    assert run.status == 0, run.stderr
+    trace = np.load(place / "own.trace")
+    student, teacher = (
+        AutoModelForCausalLM.from_pretrained(place / name, dtype=torch.float32).eval()
+        for name in ("model", "teacher")
+    )
+    expected = 0.0
+    arrays = [trace[f"rows/1/{name}"] for name in ("tokens", "segment_ids", "loss_mask", "norm")]
+    for tokens, segments, mask, norm in zip(*arrays, strict=True):
+        ids, real = torch.tensor(tokens).long(), torch.tensor(segments > 0).long()
+        with torch.no_grad():
+            logits = [model(input_ids=ids, attention_mask=real).logits for model in (student, teacher)]
+        labels = torch.where(torch.tensor(mask), ids, -100)[:, 1:]
+        before = [of_model[:, :-1] for of_model in logits]
+        loss = GKDTrainer.generalized_jsd_loss(*before, labels, 0.5, 5.0, num_items_in_batch=float(norm))
+        expected += float(loss) / len(arrays[3])
+        assert (mask.sum(1) <= 12).all() and mask.any()
+    assert expected > 1e-4
+    assert trace["losses"] == pytest.approx([expected], rel=1e-5)

@@ -33,6 +33,7 @@ from ...model.adapters import LoraSettings
 from ...model.initial import Start
 from ...peft.adapter import ROWS
 from ...reinforcement.asked import Prompts, completion_ends
+from ...reinforcement.comparable import check_answers
 from ...sections import Grpo, RewardLimits
 from ...settings import CheckpointSettings, DataSettings, ModelSettings, Reward, TrainSettings
 from ...training.early_stopping import Evaluations
@@ -308,6 +309,7 @@ def _rewarded(
     """
     grpo, schedule = job.settings.train.grpo, prepared.schedule
     assert grpo is not None and isinstance(schedule, PromptSchedule)
+    check_answers(job.rewards, schedule.samples)
     prompts = Prompts(schedule.samples)
 
     def decode(ids: Sequence[int]) -> str:
