@@ -132,7 +132,7 @@ class Tower:
     """A multimodal model's vision tower in miniature.
 
     Attributes:
-        config: vision_config. If it has out_hidden_size, that becomes the text model's hidden size.
+        config: vision_config. A value of None becomes the text model's hidden size.
         further: further keys of config.json.
         processor: of preprocessor_config.json; empty if pictures of the model are not read.
         named: of processor_config.json, the class and numbers of the whole processor.
@@ -174,6 +174,16 @@ def gemma3_processor(side: int, tokens: int) -> tuple[dict[str, Any], dict[str, 
 
 
 VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+QWEN_PATCHES = {"patch_size": 8, "temporal_patch_size": 2, "spatial_merge_size": 2}
+QWEN_SIZES = {
+    **{"hidden_size": 32, "intermediate_size": 64, "depth": 2, "num_heads": 2, "out_hidden_size": None},
+    **QWEN_PATCHES,
+}
+QWEN_PICTURES = {
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    **{"patch_size": 8, "temporal_patch_size": 2, "merge_size": 2},
+    "size": {"shortest_edge": 256, "longest_edge": 4096},
+}
 TOWERS = {
     "gemma3": Tower(
         {
@@ -216,20 +226,41 @@ TOWERS = {
         },
         {"audio_config": None},
     ),
+    "qwen2_vl": Tower(
+        {
+            "model_type": "qwen2_vl",
+            **{
+                "embed_dim": 32,
+                "mlp_ratio": 2,
+                "depth": 2,
+                "num_heads": 2,
+                "hidden_size": None,
+                **QWEN_PATCHES,
+            },
+        },
+        {},
+        QWEN_PICTURES,
+        {"processor_class": "Qwen2VLProcessor"},
+        QWEN_VL,
+    ),
+    "qwen2_5_vl": Tower(
+        {
+            "model_type": "qwen2_5_vl",
+            **{**QWEN_SIZES, "window_size": 32, "fullatt_block_indexes": [1]},
+        },
+        {},
+        QWEN_PICTURES,
+        {"processor_class": "Qwen2_5_VLProcessor"},
+        QWEN_VL,
+    ),
     **{
         kind: Tower(
             {
                 "model_type": kind,
-                **{"hidden_size": 32, "intermediate_size": 64, "depth": 2, "num_heads": 2},
-                **{"out_hidden_size": 0, "patch_size": 8, "temporal_patch_size": 2, "spatial_merge_size": 2},
-                **{"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+                **{**QWEN_SIZES, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
             },
             {},
-            {
-                "image_processor_type": "Qwen2VLImageProcessorFast",
-                **{"patch_size": 8, "temporal_patch_size": 2, "merge_size": 2},
-                "size": {"shortest_edge": 256, "longest_edge": 4096},
-            },
+            QWEN_PICTURES,
             {"processor_class": "Qwen3VLProcessor"},
             QWEN_VL,
         )
@@ -351,7 +382,8 @@ def shrink(
     axis splits is a multiple of that axis. Values that are not sizes do not change.
 
     Args:
-        config: the original's. A nested config stays nested if its model_type has an entry in TOWERS.
+        config: the original's. That of a multimodal model becomes nested if its model_type has an entry in
+            TOWERS.
         axes: axes of the mesh that the miniature is trained on.
         head_dim: the least size of a head.
     """
@@ -368,7 +400,12 @@ def shrink(
         if key not in small and kind in sizes.original.layer_types:
             small[key] = WINDOW
     small |= family.miniature(config, small)
-    return complete({"text_config": small} if text is not config and _whole(small) in TOWERS else small)
+    kind = str(small["model_type"])
+    if text is config and kind in TOWERS:  # published as one level
+        small["model_type"] = f"{kind}_text"
+    elif text is config or _whole(small) not in TOWERS:
+        return complete(small)
+    return complete({"text_config": small})
 
 
 def _whole(text: Mapping[str, Any]) -> str:
@@ -521,9 +558,8 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     if "text_config" not in config:
         return {**text, "architectures": [f"{name}ForCausalLM"], "dtype": "bfloat16"}
     tower = TOWERS[_whole(text)]
-    vision = dict(tower.config)
-    if "out_hidden_size" in vision:
-        vision["out_hidden_size"] = text["hidden_size"]
+    hidden = text["hidden_size"]
+    vision = {key: hidden if value is None else value for key, value in tower.config.items()}
     whole = {
         "architectures": [f"{name}ForConditionalGeneration"],
         "model_type": _whole(text),

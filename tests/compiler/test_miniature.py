@@ -21,7 +21,10 @@ MODELS = (
     *("mistralai/Ministral-3-3B-Base-2512", "microsoft/Phi-4-mini-instruct", "Qwen/Qwen2.5-7B-Instruct"),
     *(
         "Qwen/Qwen3-8B",
+        "Qwen/Qwen2-VL-7B-Instruct",
+        "Qwen/Qwen2.5-VL-7B-Instruct",
         "Qwen/Qwen3-VL-8B-Instruct",
+        "Qwen/Qwen3-VL-30B-A3B-Instruct",
         "Qwen/Qwen3.5-0.8B-Base",
         "Qwen/Qwen3-Next-80B-A3B-Instruct",
         "openai/gpt-oss-20b",

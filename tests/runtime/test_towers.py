@@ -87,8 +87,13 @@ def test_features_and_logits_equal_transformers(case: str, tmp_path: Path) -> No
         assert np.abs(blind[r, : len(wanted)] - wanted).max() > 0.05 * np.abs(wanted).max()
 
 
-def test_experts_of_qwen3_vl_are_read_as_the_hub_and_as_transformers_store_them(tmp_path: Path) -> None:
-    """transformers 5 saves the weights of all experts transposed."""
+@pytest.mark.parametrize("size", [24, 36, 18])
+def test_experts_of_qwen3_vl_are_read_as_the_hub_and_as_transformers_store_them(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers 5 saves the weights of all experts transposed. One of an expert's may be square."""
+    further = {**towers.FURTHER["qwen3_vl_moe"], "moe_intermediate_size": size}
+    monkeypatch.setitem(towers.FURTHER, "qwen3_vl_moe", further)
     model, _ = towers.reference("qwen3_vl_moe")
     model.save_pretrained(tmp_path)
     saved = experts(HFCheckpoint.open(tmp_path))

@@ -71,10 +71,10 @@ class Qwen3Moe(DecoderFamily):
         a = super().architecture_of(config, tensors)
         if a.experts is None or not a.experts.tensors.inputs_first:
             return a
-        names = a.experts.tensors
-        saved = (a.experts.count, a.hidden_size, a.experts.size)
-        down = f".{names.block}.{names.together[1]}"
-        if not any(name.endswith(down) and tuple(shape) == saved for name, shape in tensors.items()):
+        names, (e, d, f) = a.experts.tensors, (a.experts.count, a.hidden_size, a.experts.size)
+        saved = dict(zip(names.together, ((e, 2 * f, d), (e, d, f)), strict=True))
+        given = {name: tuple(shape) for name, shape in tensors.items() if name.endswith(names.together)}
+        if not given or any(shape != saved[name[name.index("experts.") :]] for name, shape in given.items()):
             return a
         return replace(a, experts=replace(a.experts, tensors=replace(names, inputs_first=False)))
 
