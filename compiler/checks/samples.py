@@ -471,9 +471,8 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
                     f"`{source.path}` {'is' if len(faults) == 1 else 'are'} not of the format "
                     f"{section.format}: {reason}",
                     f"data.{part}[{index}].path",
-                    WITHOUT_ANSWER
-                    if ENDS_WITH_ANSWER in reason
-                    else advice(section.format, section.fields, [str(column) for column in row], place),
+                    _cure(reason)
+                    or advice(section.format, section.fields, [str(column) for column in row], place),
                 )
         of = f"{'the' if whole else 'the first'} {plural(seen, 'sample')} of data.{part}"
         yield from _columns(f"data.{part}", of, counts)
@@ -487,6 +486,18 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
             f"data.{part}",
             leftover(*kind, counts[0]),
         )
+
+
+def _cure(reason: str) -> str | None:
+    """Return the help for a row of the right form, by the reason why it cannot be used; None for another."""
+    if ENDS_WITH_ANSWER in reason:
+        return WITHOUT_ANSWER
+    if reason.endswith((" is blank", " is null", " is empty")):
+        return (
+            "leave these rows out with a data.transform that returns None for them, or raise "
+            "data.max_invalid_ratio: train.py leaves out so many"
+        )
+    return None
 
 
 def _too_many(faults: int, rows: int, data: Data, few: bool) -> bool:
