@@ -225,6 +225,11 @@ TOWERS = {
             "num_soft_tokens": 16,
         },
         {"audio_config": None},
+        {
+            "image_processor_type": "Gemma4UnifiedImageProcessor",
+            **{"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+        },
+        {"processor_class": "Gemma4UnifiedProcessor"},
     ),
     "qwen2_vl": Tower(
         {
