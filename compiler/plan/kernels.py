@@ -112,16 +112,11 @@ def attention(generation: str) -> Attention:
 
 
 class KernelSeconds:
-    """Seconds of kernels on one device of an accelerator.
+    """Seconds of kernels on one device of an accelerator."""
 
-    Args:
-        filled: share of the experts' rows that hold tokens; the kernels skip the others.
-    """
-
-    def __init__(self, accelerator: Accelerator, filled: float = 1.0) -> None:
+    def __init__(self, accelerator: Accelerator) -> None:
         self._law = attention(accelerator.generation)
         self._peak, self._hbm = accelerator.peak_flops_per_device, accelerator.bandwidth_per_device
-        self._filled = filled
 
     def of(self, name: str, operands: Sequence[Array], results: Sequence[Array]) -> Kernel:
         """Return FLOPs, bytes and seconds of one kernel.
@@ -130,18 +125,13 @@ class KernelSeconds:
         count each operand and result in HBM once, even if a kernel reads it again.
         """
         name, seconds, flops = NUMBERS.sub("", name), 0.0, 0.0
-        share: dict[int, float] = {}
         if costs := splash(name, operands, results):
             flops, seconds = costs.flops, self._law.seconds(costs, self._peak)
         elif GROUPED.fullmatch(name):
             rows = max(array.dimensions[0] for array in operands if len(array.dimensions) == 2)
-            flops, share = self._filled * grouped_flops(rows, [*operands, *results]), {rows: self._filled}
+            flops = grouped_flops(rows, [*operands, *results])
             seconds = flops / (self._peak * GROUPED_EFFICIENCY)
-        moved = sum(
-            array.bytes * share.get(next(iter(array.dimensions), 0), 1.0)
-            for array in (*operands, *results)
-            if array.memory_space == 0
-        )
+        moved = sum(array.bytes for array in (*operands, *results) if array.memory_space == 0)
         return Kernel(name, 1, flops, moved, max(seconds, moved / self._hbm))
 
     def seconds(self, name: str, operands: Sequence[Array], results: Sequence[Array]) -> float:
@@ -149,19 +139,25 @@ class KernelSeconds:
         return self.of(name, operands, results).seconds
 
 
-def kernels(module: Module, seconds: KernelSeconds) -> tuple[Kernel, ...]:
-    """Return all custom kernels by name, with loops counted in full."""
+def kernels(module: Module, seconds: KernelSeconds, even: bool = False) -> tuple[Kernel, ...]:
+    """Return all custom kernels by name, with loops counted in full.
+
+    Args:
+        even: as for `executed`.
+    """
     by_name: dict[str, Kernel] = {}
-    for instruction, computation, times in executed(module):
+    counts: dict[str, float] = {}
+    for instruction, computation, times in executed(module, even):
         if instruction.opcode != "custom-call" or TARGET not in instruction.attributes:
             continue
         named = module.by_name[computation]
         operands = [array for name in instruction.operands for array in named[name].arrays]
         kernel_seconds = seconds.of(instruction.name, operands, instruction.arrays)
         old = by_name.get(kernel_seconds.name, Kernel(kernel_seconds.name, 0, 0.0, 0.0, 0.0))
+        counts[old.name] = counts.get(old.name, 0.0) + times
         by_name[kernel_seconds.name] = replace(
             old,
-            count=old.count + times,
+            count=round(counts[old.name]),
             flops=old.flops + times * kernel_seconds.flops,
             bytes=old.bytes + times * kernel_seconds.bytes,
             seconds=old.seconds + times * kernel_seconds.seconds,

@@ -126,10 +126,12 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
             return replace(measured, compile_seconds=time.monotonic() - traced, out_of_memory=refused)
     accelerator, axes = program.accelerator, dict(mesh.shape)
     torus = Torus.of(accelerator, places(mesh.devices.flat, accelerator.slices))
-    times = KernelSeconds(accelerator, 1 / axes.get("ep", 1))
-    flops, moved = costs(module)
+    times = KernelSeconds(accelerator)
+    # With ep, an expert's room is twice as large as the rows that usually arrive, and each half is a branch.
+    even = job.generates or axes.get("ep", 1) > 1
+    flops, moved = costs(module, even)
     published = rates.published(accelerator, times.seconds)
-    steps, prices = schedule(module, published, axes, torus, accelerator.slices, job.generates)
+    steps, prices = schedule(module, published, axes, torus, accelerator.slices, even)
     return replace(
         measured,
         arguments=assigned.arguments,
@@ -141,7 +143,7 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
         schedule=steps,
         prices=prices,
         collectives=collectives(module, axes, accelerator.slices),
-        kernels=kernels(module, times),
+        kernels=kernels(module, times, even),
         largest=largest(module)[1],
         compile_seconds=time.monotonic() - traced,
     )

@@ -20,7 +20,7 @@ from jax.interpreters import pxla
 from jax.sharding import PartitionSpec
 
 from .partition_rules import row_axes
-from .quantize import dequantized
+from .quantize import dequantize, dequantized
 
 SPLIT = "tp"
 """The mesh axis that features of an expert are split over."""
@@ -196,7 +196,7 @@ def _features(
     if (bias := arrays.get("gate_up_bias")) is not None:
         of_row = jnp.repeat(jnp.arange(len(bias)), sizes, total_repeat_length=len(rows))
         both = both + bias.reshape(len(bias), -1)[of_row]
-    return activation(*jnp.split(both, arrays["gate_up"].shape[2], -1))
+    return activation(*jnp.split(both, both.shape[-1] // arrays["down"].shape[1], -1))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -226,13 +226,19 @@ def _exchanged(
     Returns:
         float32[T, ...].
     """
+    rows, weights = _factors(rows, arrays)
     exchange = _Exchange.of(rows, places[2], axis)
 
     def turn(number: jax.Array, out: jax.Array) -> jax.Array:
         sent = exchange.turn(number)
-        received, counts, back = sent.by_expert(sent.there(rows))
-        products = _products(arrays, activation, _flat(received), counts)
-        return sent.back(back(products.reshape(received.shape)), out)
+        received, sorting = sent.there(rows), sent.by_expert()
+
+        def block(of: _Block, results: jax.Array) -> jax.Array:
+            read = of.rows(received)
+            return of.put(_products(weights, activation, _flat(read), of.sizes).reshape(read.shape), results)
+
+        results = sorting.blocks(block, sent.room(rows))
+        return sent.back(results[sorting.inverse], out)
 
     return _summed(jax.lax.fori_loop(0, exchange.turns, turn, jnp.zeros_like(rows)), share, places)
 
@@ -255,33 +261,46 @@ def _exchanged_forward(
 def _exchanged_backward(activation: Activation, axis: str, kept: Any, gradient: jax.Array) -> Any:
     rows, share, places, trained, frozen = kept
     order, inverse, sizes = places
+    gradient, fixed = _factors(gradient.astype(rows.dtype), frozen, backward=True)
     exchange = _Exchange.of(rows, sizes, axis)
-    of_tokens = gradient.astype(rows.dtype)[order // share.shape[-1]]
+    of_tokens = gradient[order // share.shape[-1]]
     shared = (of_tokens * _over(of_tokens, share.reshape(-1)[order])).astype(rows.dtype)
 
     def turn(number: jax.Array, sums: Any) -> Any:
         sent = exchange.turn(number)
-        received, counts, back = sent.by_expert(sent.there(rows))
-        of_outputs, _, _ = sent.by_expert(sent.there(shared))
-        features, pull = jax.vjp(
-            lambda rows, trained: _features({**frozen, **trained}, activation, rows, counts),
-            _flat(received),
-            trained,
-        )
-        _, pull_down = jax.vjp(
-            lambda features, trained: _product(features, "down", {**frozen, **trained}, counts),
-            features,
-            trained,
-        )
-        of_features, of_down = pull_down(_flat(of_outputs))
-        of_rows, of_trained = pull(of_features)
-        # The gradient of share * output, repeated over as many equal lanes as a row of a tile has.
-        of_shares = jnp.sum(of_features.astype(jnp.float32) * features.astype(jnp.float32), -1, keepdims=True)
-        of_shares = jnp.broadcast_to(of_shares[..., None], (len(of_shares), 1, LANES))
+        received, of_outputs, sorting = sent.there(rows), sent.there(shared), sent.by_expert()
+
+        def block(of: _Block, results: Any) -> Any:
+            read = of.rows(received)
+            features, pull = jax.vjp(
+                lambda rows, trained: _features({**fixed, **trained}, activation, rows, of.sizes),
+                _flat(read),
+                trained,
+            )
+            _, pull_down = jax.vjp(
+                lambda features, trained: _product(features, "down", {**fixed, **trained}, of.sizes),
+                features,
+                trained,
+            )
+            of_features, of_down = pull_down(_flat(of.rows(of_outputs)))
+            of_rows, of_trained = pull(of_features)
+            # The gradient of share * output, repeated over as many equal lanes as a row of a tile has.
+            of_shares = jnp.sum(
+                of_features.astype(jnp.float32) * features.astype(jnp.float32), -1, keepdims=True
+            )
+            of_shares = jnp.broadcast_to(of_shares[..., None], (len(of_shares), 1, LANES))
+            return (
+                of.put(of_rows.reshape(read.shape), results[0]),
+                of.put(of_shares, results[1]),
+                jax.tree.map(lambda *leaves: sum(leaves), results[2], of_down, of_trained),
+            )
+
+        results = sent.room(rows), sent.room(zeros[1]), sums[2]
+        of_rows, of_shares, of_trained = sorting.blocks(block, results, whole=trains_weights)
         return (
-            sent.back(back(of_rows.reshape(received.shape)), sums[0]),
-            sent.back(back(of_shares), sums[1]),
-            jax.tree.map(lambda *leaves: sum(leaves), sums[2], of_down, of_trained),
+            sent.back(of_rows[sorting.inverse], sums[0]),
+            sent.back(of_shares[sorting.inverse], sums[1]),
+            of_trained,
         )
 
     zeros = (
@@ -289,6 +308,8 @@ def _exchanged_backward(activation: Activation, axis: str, kept: Any, gradient: 
         jnp.zeros((len(rows), 1, LANES), jnp.float32),
         jax.tree.map(jnp.zeros_like, trained),
     )
+    # Each block adds to all gradients of the experts. Those of whole weights are larger than a block's rows.
+    trains_weights = not trained.keys().isdisjoint(WEIGHTS)
     of_rows, of_shares, of_trained = jax.lax.fori_loop(0, exchange.turns, turn, zeros)
     # A share is 0 if the expert's score is 0; the score then gets no gradient.
     of_shares = of_shares[inverse, 0, 0].reshape(share.shape) / jnp.where(share == 0, 1, share)
@@ -297,6 +318,12 @@ def _exchanged_backward(activation: Activation, axis: str, kept: Any, gradient: 
 
 _exchanged.defvjp(_exchanged_forward, _exchanged_backward, symbolic_zeros=True)
 
+WEIGHTS = ("gate_up", "down")
+"""The arrays of experts that adapters stand next to."""
+TURNED = "_turned"
+"""After the name of such an array: with its last two axes exchanged."""
+BLOCK = 4096
+"""Rows of a block that the experts of a device compute together, if this divides the room."""
 ROOM = 2
 """Room for rows on a device in a turn, as a multiple of its rows if all experts get equally many."""
 
@@ -350,24 +377,26 @@ class _Turn:
     counts: jax.Array
     starts: jax.Array
 
-    def there(self, rows: jax.Array) -> jax.Array:
-        """Return the rows that this device receives from all devices: [P * most, ...]. What stands after the
-        last is not used."""
+    def room(self, rows: jax.Array) -> jax.Array:
+        """Return an array for as many such rows as this device can receive: [P * most, ...]. Rows that
+        nothing is written to are not used."""
         most = self.counts.shape[0] * self.most
         # Without a kernel, `outer` passes over these rows too, and NaN times 0 is NaN.
-        make = jax.lax.empty if _kernel_tile(most) else jnp.zeros
-        room = make((most, *rows.shape[1:]), rows.dtype)
-        return _all_to_all(rows, room, self.starts, self._amounts, self._places, self.axis)
+        make = jax.lax.empty if _kernel_tile(_block(most)) else jnp.zeros
+        return make((most, *rows.shape[1:]), rows.dtype)
+
+    def there(self, rows: jax.Array) -> jax.Array:
+        """Return the rows that this device receives from all devices, in a `room`."""
+        return _all_to_all(rows, self.room(rows), self.starts, self._amounts, self._places, self.axis)
 
     def back(self, rows: jax.Array, out: jax.Array) -> jax.Array:
         """Return `out` [M, ...] with the other devices' results for its rows of this turn."""
         return _all_to_all(rows, out, self._places.T, self._amounts.T, self.starts.T, self.axis)
 
-    def by_expert(self, rows: jax.Array) -> tuple[jax.Array, jax.Array, Callable[[jax.Array], jax.Array]]:
-        """Sort rows that lie by sender by expert; return each expert's count here and the inverse too."""
+    def by_expert(self) -> _Sorting:
+        """Return the order by expert of the rows in a `room`, which lie by sender."""
         counts = self.counts[:, jax.lax.axis_index(self.axis)]
-        order, inverse = _regrouped(counts, rows.shape[0])
-        return _take(rows, order, inverse), counts.sum(0), lambda rows: _take(rows, inverse, order)
+        return _Sorting(*_regrouped(counts, self.counts.shape[0] * self.most), counts.sum(0))
 
     @property
     def _amounts(self) -> jax.Array:
@@ -377,6 +406,96 @@ class _Turn:
     def _places(self) -> jax.Array:
         """[P, P]: where the sender's rows begin among the rows that the receiver gets."""
         return jnp.cumsum(self._amounts, 0) - self._amounts
+
+
+@dataclass(frozen=True)
+class _Sorting:
+    """The order of received rows by expert.
+
+    Attributes:
+        order, inverse: int32[R], and its inverse.
+        counts: int32[E], the rows of each expert of this device.
+    """
+
+    order: jax.Array
+    inverse: jax.Array
+    counts: jax.Array
+
+    def blocks(self, compute: Callable[[_Block, Any], Any], results: Any, whole: bool = False) -> Any:
+        """Return compute(block, results so far) after all blocks that have rows.
+
+        A room is larger than the rows that usually arrive, and most of the time of experts goes to reading
+        and writing rows. So what stands after the last row is skipped, a block at a time. The rows between
+        two operations of a block are also few enough for a TPU's VMEM.
+
+        Args:
+            whole: one block has all rows.
+        """
+        rows = len(self.order)
+        size = rows if whole else _block(rows)
+        if size == rows:
+            return compute(_Block(jnp.int32(0), self.order, self.counts), results)
+        ends = jnp.cumsum(self.counts)
+
+        def block(number: jax.Array, results: Any) -> Any:
+            start = number * size
+            below, above = (jnp.clip(edge - start, 0, size) for edge in (ends - self.counts, ends))
+            order = jax.lax.dynamic_slice_in_dim(self.order, start, size)
+            of = _Block(start, order, above - below)
+            return jax.lax.cond(start < ends[-1], lambda: compute(of, results), lambda: results)
+
+        return jax.lax.fori_loop(0, rows // size, block, results)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Consecutive rows of a `_Sorting`.
+
+    Attributes:
+        start: int32, the first one.
+        order: int32[B], where each lies among the received rows.
+        sizes: int32[E], the rows of each expert in the block.
+    """
+
+    start: jax.Array
+    order: jax.Array
+    sizes: jax.Array
+
+    def rows(self, received: jax.Array) -> jax.Array:
+        """Return the block's rows of an array in the order of arrival: [B, ...]."""
+        return received[self.order]
+
+    def put(self, rows: jax.Array, results: jax.Array) -> jax.Array:
+        """Return an array in the order by expert, with the block's rows replaced."""
+        return jax.lax.dynamic_update_slice_in_dim(results, rows, self.start, 0)
+
+
+def _block(rows: int) -> int:
+    """Return the size of a block, which divides the rows: BLOCK or a large part of it, else all."""
+    size = math.gcd(rows, BLOCK)
+    return size if size >= BLOCK // 4 else rows
+
+
+def _factors(
+    rows: jax.Array, arrays: Mapping[str, Stored], backward: bool = False
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return weights as products take them, once for all blocks: as numbers, [E, in, out].
+
+    A product takes another layout than the one that is stored. Without the barrier XLA would make the copies
+    of all layers in the forward pass, and keep them for the backward pass.
+
+    Args:
+        rows: to be used in place of the argument; weights that are stored quantized get its dtype.
+        backward: add the weights [E, out, in] that gradients of rows are multiplied by.
+    """
+    rows, stored = jax.lax.optimization_barrier((rows, dict(arrays)))
+    out = {
+        name: dequantize(array, rows.dtype) if hasattr(array, "qvalue") else array
+        for name, array in stored.items()
+    }
+    flat = {name: out[name].reshape(*out[name].shape[:2], -1) for name in WEIGHTS if name in out}
+    turned = {f"{name}{TURNED}": array.swapaxes(1, 2) for name, array in flat.items() if backward}
+    return rows, {**out, **flat, **turned}
 
 
 def _regrouped(counts: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
@@ -452,7 +571,7 @@ def _product(rows: jax.Array, name: str, arrays: Mapping[str, Stored], sizes: ja
     Returns:
         [N, out] in the rows' dtype.
     """
-    product = _grouped(rows, arrays[name], sizes)
+    product = _grouped(rows, arrays[name], sizes, turned=arrays.get(f"{name}{TURNED}"))
     if f"{name}_lora_a" not in arrays:
         return product
     a, b = arrays[f"{name}_lora_a"], arrays[f"{name}_lora_b"]
@@ -461,16 +580,19 @@ def _product(rows: jax.Array, name: str, arrays: Mapping[str, Stored], sizes: ja
     return (product.astype(jnp.float32) + delta).astype(product.dtype)
 
 
-def _grouped(rows: jax.Array, weight: Stored, sizes: jax.Array, dtype: Any = None) -> jax.Array:
+def _grouped(
+    rows: jax.Array, weight: Stored, sizes: jax.Array, dtype: Any = None, turned: jax.Array | None = None
+) -> jax.Array:
     """Multiply each row by its own expert's weight.
 
     Args:
         weight: [E, in, ...], the outputs' axes last.
         dtype: of the result, by default the weight's.
+        turned: a frozen weight as [E, out, in], if it is at hand.
     """
 
     def compute(rows: jax.Array, weight: jax.Array) -> jax.Array:
-        return _ragged(dtype or weight.dtype, rows, weight.reshape(*weight.shape[:2], -1), sizes)
+        return _ragged(dtype or weight.dtype, rows, weight.reshape(*weight.shape[:2], -1), turned, sizes)
 
     if not hasattr(weight, "qvalue"):
         return compute(rows, weight)
@@ -478,13 +600,16 @@ def _grouped(rows: jax.Array, weight: Stored, sizes: jax.Array, dtype: Any = Non
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _ragged(dtype: Any, rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
+def _ragged(
+    dtype: Any, rows: jax.Array, weight: jax.Array, turned: jax.Array | None, sizes: jax.Array
+) -> jax.Array:
     """Compute `jax.lax.ragged_dot` with `outer` as the gradient of the weight.
 
     Args:
         dtype: of the result.
         rows: [N, in], sorted by expert.
         weight: [E, in, out].
+        turned: a frozen weight as [E, out, in], for the gradient of the rows. None to turn it there.
         sizes: int32[E], the rows of each expert.
 
     Returns:
@@ -511,23 +636,26 @@ def _operands(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
     return left.astype(wide), right.astype(wide)
 
 
-def _ragged_forward(dtype: Any, rows: Any, weight: Any, sizes: Any) -> tuple[jax.Array, Any]:
+def _ragged_forward(dtype: Any, rows: Any, weight: Any, turned: Any, sizes: Any) -> tuple[jax.Array, Any]:
     """Keep only what the needed gradients use: for a frozen weight no rows."""
-    kept = rows.value if weight.perturbed else None, weight.value if rows.perturbed else None, sizes.value
+    back = (weight.value, None) if turned is None else (None, turned.value)
+    kept = rows.value if weight.perturbed else None, back if rows.perturbed else (None, None), sizes.value
     of_both = jnp.zeros(0, rows.value.dtype), jnp.zeros(0, weight.value.dtype)
-    return _ragged(dtype, rows.value, weight.value, sizes.value), (*kept, *of_both)
+    return _ragged(dtype, rows.value, weight.value, None, sizes.value), (*kept, *of_both)
 
 
 def _ragged_backward(
     dtype: Any, kept: Any, gradient: jax.Array
-) -> tuple[jax.Array | None, jax.Array | None, None]:
-    rows, weight, sizes, like, like_weight = kept
-    to_rows = None if weight is None else _dot(gradient, weight.swapaxes(1, 2), sizes, like.dtype)
+) -> tuple[jax.Array | None, jax.Array | None, None, None]:
+    rows, (weight, turned), sizes, like, like_weight = kept
+    if weight is not None:
+        turned = weight.swapaxes(1, 2)
+    to_rows = None if turned is None else _dot(gradient, turned, sizes, like.dtype)
     to_weight = None
     if rows is not None:
         rows, of_out = _operands(rows, gradient)
         to_weight = outer(rows, of_out, sizes, on_tpu=_on_tpu()).astype(like_weight.dtype)
-    return to_rows, to_weight, None
+    return to_rows, to_weight, None, None
 
 
 _ragged.defvjp(_ragged_forward, _ragged_backward, symbolic_zeros=True)

@@ -380,7 +380,7 @@ def _ragged_operands(function: Any, *arguments: Any) -> set[str]:
     return dtypes
 
 
-HIDDEN, FEATURES, EXPERTS = 12, 10, 8
+HIDDEN, FEATURES, EXPERTS, RANK = 12, 10, 8, 3
 IN_TILES = 256
 """A hidden size whose rows are exchanged as tiles of 128 values."""
 
@@ -389,8 +389,12 @@ EVEN, UNEVEN = 0.0, 50.0
 """In an uneven batch three experts get all rows."""
 
 
-def results(axes: dict[str, int], hidden: int = HIDDEN) -> list[Any]:
-    """Return the value and the gradients of both batches, with the experts on a mesh."""
+def results(axes: dict[str, int], hidden: int = HIDDEN, adapted: bool = False) -> list[Any]:
+    """Return the value and the gradients of both batches, with the experts on a mesh.
+
+    Args:
+        adapted: the experts' weights are frozen, and have adapters.
+    """
     draws = np.random.default_rng(0)
     shapes = {
         "gate_up": (EXPERTS, hidden, 2, FEATURES),
@@ -404,10 +408,24 @@ def results(axes: dict[str, int], hidden: int = HIDDEN) -> list[Any]:
     x = jnp.asarray(draws.standard_normal((8, 5, hidden)), jnp.float32)
     router = jnp.asarray(draws.normal(0, hidden**-0.5, (hidden, EXPERTS)), jnp.float32)
     described = Experts(EXPERTS, 3, FEATURES)
+    sizes = {
+        "gate_up_lora_a": (EXPERTS, hidden, RANK),
+        "gate_up_lora_b": (EXPERTS, RANK, 2, FEATURES),
+        "down_lora_a": (EXPERTS, FEATURES, RANK),
+        "down_lora_b": (EXPERTS, RANK, hidden),
+    }
+    frozen: dict[str, Any] = {}
+    if adapted:
+        adapters = {
+            name: jnp.asarray(draws.normal(0, hidden**-0.5, size), jnp.float32)
+            for name, size in sizes.items()
+        }
+        frozen, arrays = arrays, adapters
 
     def loss(x: Any, router: Any, arrays: Any, lean: float) -> Any:
         logits = x @ router + lean * (jnp.arange(EXPERTS) < 3)
         weights, choices = route(logits, described)
+        arrays = {**frozen, **arrays}
         return jnp.sum(jnp.sin(run(x, weights, choices, arrays, lambda gate, up: jax.nn.silu(gate) * up)))
 
     devices = np.array(jax.devices()[: int(np.prod(list(axes.values())))])
@@ -424,11 +442,13 @@ def test_sharded_experts_match_one_device_values_and_gradients() -> None:
             assert np.abs(mine - alone).max() <= 1e-5 * np.abs(alone).max()
 
 
-def test_rows_that_no_device_sent_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = results({"fsdp": 1}, IN_TILES)
+@pytest.mark.parametrize("adapted", [False, True], ids=["weights", "adapters in blocks of rows"])
+def test_rows_that_no_device_sent_are_not_used(adapted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = results({"fsdp": 1}, IN_TILES, adapted)
+    monkeypatch.setattr(expert_products, "BLOCK", 16)  # of the 64 rows that a device has room for
     monkeypatch.setattr(expert_products, "_kernel_tile", lambda rows: rows)
     monkeypatch.setattr(jax.lax, "empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
-    for mine, alone in zip(results({"ep": 4}, IN_TILES), expected, strict=True):
+    for mine, alone in zip(results({"ep": 4}, IN_TILES, adapted), expected, strict=True):
         assert np.abs(mine - alone).max() <= 1e-5 * np.abs(alone).max()
 
 

@@ -240,14 +240,17 @@ def _numbers(text: str) -> list[int]:
 KERNEL = 'custom_call_target="tpu_custom_call"'
 
 
-def costs(module: Module) -> tuple[float, float]:
+def costs(module: Module, even: bool = False) -> tuple[float, float]:
     """Return FLOPs of matrix products, and bytes that all operations read and write in HBM.
 
     Loops are counted in full. Custom kernels count as 0.
+
+    Args:
+        even: as for `executed`.
     """
     products, traffic = Products(module), Traffic(module)
     flops = moved = 0.0
-    for instruction, computation, times in executed(module):
+    for instruction, computation, times in executed(module, even):
         if KERNEL not in instruction.attributes:
             flops += times * products.flops(instruction, computation)
             moved += times * traffic.bytes(instruction, computation)

@@ -471,27 +471,34 @@ def _iterations(first: int, step: int, direction: str, limit: int) -> int | None
     return None if step <= 0 or direction == "EQ" else max(0, -(-distance // step))
 
 
-def executed(module: Module) -> Iterator[tuple[Instruction, str, int]]:
+def executed(module: Module, even: bool = False) -> Iterator[tuple[Instruction, str, float]]:
     """Yield all instructions that run, including those in loops, calls and asynchronous operations.
 
     Each comes with the name of its computation, and with how often the program runs it. Instructions within
     fusions are left out.
+
+    Args:
+        even: whether the branches of a conditional run equally often. Otherwise the longest one always runs.
     """
-    yield from _executed(module, module.entry, 1)
+    yield from _executed(module, module.entry, 1, even)
 
 
-def _executed(module: Module, computation: str, times: int) -> Iterator[tuple[Instruction, str, int]]:
+def _executed(
+    module: Module, computation: str, times: float, even: bool
+) -> Iterator[tuple[Instruction, str, float]]:
     for instruction in module.body(computation):
         yield instruction, computation, times
         calls = instruction.calls
         if instruction.opcode == "while":
             for name in calls:
-                yield from _executed(module, name, times * module.trip_counts.get(name, 1))
+                yield from _executed(module, name, times * module.trip_counts.get(name, 1), even)
         elif instruction.opcode in ("call", "call-start", "async-start"):
             for name in calls:
-                yield from _executed(module, name, times)
+                yield from _executed(module, name, times, even)
         elif instruction.opcode == "conditional" and calls:
-            yield from _executed(module, module.longest(calls), times)
+            branches = calls if even else (module.longest(calls),)
+            for name in branches:
+                yield from _executed(module, name, times / len(branches), even)
 
 
 COLLECTIVES = frozenset(
