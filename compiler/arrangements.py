@@ -24,15 +24,36 @@ class Arrangement:
     tp: int
     micro: int
     rows: int
+    ep: int = 1
+
+    @property
+    def parallel(self) -> int:
+        """Devices, or groups of tp devices, that compute different rows."""
+        return self.fsdp * self.ep
 
     @property
     def accumulation(self) -> int:
-        return self.rows // (self.fsdp * self.micro)
+        return self.rows // (self.parallel * self.micro)
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The mesh axes as a recipe gives them."""
+        return {"fsdp": self.fsdp, **({"ep": self.ep} if self.ep > 1 else {}), "tp": self.tp}
 
 
-def arrangements(devices: int, rows: int, micro: int) -> Iterator[Arrangement]:
-    """Yield what can be tried, the best first: the same rows with less and less fsdp, then more rows."""
+def arrangements(devices: int, rows: int, micro: int, experts: int = 1) -> Iterator[Arrangement]:
+    """Yield what can be tried, the best first: the same rows with less and less fsdp, then more rows.
+
+    Experts are split over as many devices as possible first. Sending rows to the devices of their experts
+    takes less time than gathering the experts of every layer (docs/models.md).
+
+    Args:
+        experts: of a layer, that ep can split; 1 for none.
+    """
     sizes = sorted(divisors(devices), reverse=True)
+    for ep in sizes:
+        if ep > 1 and experts % ep == 0 and rows % devices == 0:
+            yield _arranged(devices // ep, 1, rows, micro, ep)
     for fsdp in sizes:
         if rows % fsdp == 0:
             yield _arranged(fsdp, devices // fsdp, rows, micro)
@@ -41,9 +62,9 @@ def arrangements(devices: int, rows: int, micro: int) -> Iterator[Arrangement]:
             yield _arranged(fsdp, devices // fsdp, -(-rows // fsdp) * fsdp, micro)
 
 
-def _arranged(fsdp: int, tp: int, rows: int, micro: int) -> Arrangement:
+def _arranged(fsdp: int, tp: int, rows: int, micro: int, ep: int = 1) -> Arrangement:
     """Choose the largest micro-batch, at most the source's, that divides the rows of a device."""
-    return Arrangement(fsdp, tp, max(m for m in divisors(rows // fsdp) if m <= micro), rows)
+    return Arrangement(fsdp, tp, max(m for m in divisors(rows // (fsdp * ep)) if m <= micro), rows, ep)
 
 
 def concerns_mesh(problem: Diagnostic) -> bool:

@@ -168,8 +168,7 @@ def _heads(facts: Facts) -> Iterator[Diagnostic]:
 E0222 = Code(
     "E0222",
     "ep without experts",
-    cause="The mesh axis ep splits the experts of a layer over devices. The model has no experts, or, "
-    "as Gemma 4, none that it can split.",
+    cause="The mesh axis ep splits the experts of a layer over devices. The model has no experts.",
     cure="Give its devices to fsdp, which splits the batch and the weights.",
 )
 
@@ -183,7 +182,7 @@ def _experts(facts: Facts) -> Iterator[Diagnostic]:
         other = {name: size for name, size in facts.axes.items() if name != "ep"}
         yield Diagnostic(
             E0222,
-            f"ep={ep} splits experts, and {facts.model.title} has no weights that it can split",
+            f"ep={ep} splits experts, and {facts.model.title} has none",
             "mesh.axes.ep",
             f"axes: {flow({**other, 'fsdp': other['fsdp'] * ep})}",
         )

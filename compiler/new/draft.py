@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -18,6 +18,8 @@ from recipec.compiler.lowering.run_length import ENOUGH_STEPS, FEW_SAMPLES_EPOCH
 from recipec.compiler.roofline.remat_policy import POLICIES, RematChoice, choose
 from recipec.compiler.roofline.step_estimate import Need, fits, need
 from recipec.compiler.wording import divisors
+from recipec.runtime.model.families.family import Parameter, arrays
+from recipec.runtime.model.partition_rules import data_parallel, resolved
 from recipec.spec.language import Lora
 
 LENGTHS = (4096, 2048, 1024, 512)
@@ -54,7 +56,7 @@ class Draft:
         probe: the model.
         method: lora, qlora, dpo, kto or full.
         quantize: whether the base's weights are held in 4 bits.
-        fsdp, tp: devices along each mesh axis.
+        axes: devices along each mesh axis.
         policy: value of `remat.policy`.
         micro, rows: rows of a device's micro-batch and of an optimizer step.
         length: tokens of a row.
@@ -64,8 +66,7 @@ class Draft:
     accelerator: Accelerator
     method: str
     quantize: bool
-    fsdp: int
-    tp: int
+    axes: Mapping[str, int]
     policy: str
     micro: int
     rows: int
@@ -73,7 +74,12 @@ class Draft:
 
     @property
     def accumulation(self) -> int:
-        return self.rows // (self.fsdp * self.micro)
+        return self.rows // (self.parallel * self.micro)
+
+    @property
+    def parallel(self) -> int:
+        """Devices, or groups of tp devices, that compute different rows."""
+        return data_parallel(self.axes)
 
     @property
     def attention(self) -> str:
@@ -108,7 +114,7 @@ class Draft:
         train = {"micro_batch_size": self.micro, "global_batch_size": self.rows}
         updates = {
             "model": recipe.model.model_copy(update=model),
-            "mesh": recipe.mesh.model_copy(update={"axes": {"fsdp": self.fsdp, "tp": self.tp}}),
+            "mesh": recipe.mesh.model_copy(update={"axes": dict(self.axes)}),
             "remat": recipe.remat.model_copy(update={"policy": self.policy}),
             "data": recipe.data.model_copy(update={"max_length": self.length}),
             "train": recipe.train.model_copy(update=train),
@@ -116,8 +122,9 @@ class Draft:
         return replace(
             probed,
             recipe=recipe.model_copy(update=updates),
+            parameters=self.probe.parameters(self.axes),
             accelerator=self.accelerator,
-            data_parallel=self.fsdp,
+            data_parallel=self.parallel,
             accumulation_steps=self.accumulation,
         )
 
@@ -147,14 +154,15 @@ def drafts(
 def _sure(probe: Probe, accelerator: Accelerator, method: str | None, longest: int | None) -> Iterator[Draft]:
     """Yield the configurations that fit by the upper bound of their memory, the best first."""
     methods, lengths = _methods(method), _within(probe, _lengths(accelerator, longest))
-    ways = list(arrangements(accelerator.devices, _rows(methods[0][0], accelerator.devices), 1))
+    batch = _rows(methods[0][0], accelerator.devices)
+    ways = list(arrangements(accelerator.devices, batch, 1, probe.experts))
     roomy = [length for length in lengths if length >= min(ROOMY, lengths[0])]
     tried = [(way, method, roomy) for way in ways for method in methods]
     # Rows shorter than ROOMY come last.
     tried += [(way, methods[-1], lengths[len(roomy) :]) for way in ways]
     for way, (name, quantize), some in tried:
         batch = _rows(name, accelerator.devices)
-        start = Draft(probe, accelerator, name, quantize, way.fsdp, way.tp, POLICIES[0], 1, batch, SHORTEST)
+        start = Draft(probe, accelerator, name, quantize, way.axes, POLICIES[0], 1, batch, SHORTEST)
         fitting = _first(start, some)
         if fitting is not None:
             yield fitting
@@ -169,11 +177,9 @@ def _unsure(
     # Shorter rows than the data needs would leave samples out.
     wanted = [SHORTEST] if longest is None else _lengths(accelerator, longest)
     for length in _within(probe, wanted):
-        for way in arrangements(accelerator.devices, batch, 1):
-            least = Draft(
-                probe, accelerator, name, quantize, way.fsdp, way.tp, POLICIES[-1], micro, batch, length
-            )
-            whole = batch % (way.fsdp * micro) == 0
+        for way in arrangements(accelerator.devices, batch, 1, probe.experts):
+            least = Draft(probe, accelerator, name, quantize, way.axes, POLICIES[-1], micro, batch, length)
+            whole = batch % (way.parallel * micro) == 0
             if whole and fits(accelerator, least.need.least):
                 yield least
 
@@ -190,15 +196,16 @@ def smallest_need(probe: Probe, accelerator: Accelerator, method: str | None) ->
     name, quantize = _methods(method)[-1]
     devices = accelerator.devices
     rows = _rows(name, devices)
-    least = Draft(probe, accelerator, name, quantize, devices, 1, POLICIES[-1], 1, rows, SHORTEST)
+    axes = {"fsdp": devices, "tp": 1}
+    least = Draft(probe, accelerator, name, quantize, axes, POLICIES[-1], 1, rows, SHORTEST)
     return least.need.least
 
 
 def resized(draft: Draft, rows: int, length: int) -> Draft:
     """Return the draft with another number of rows per step, or another row length."""
     fewest = FEWEST.get(draft.method, 1)
-    rows = max(rows, fewest * draft.fsdp)
-    micro = max(size for size in divisors(rows // draft.fsdp) if size <= max(fewest, draft.micro))
+    rows = max(rows, fewest * draft.parallel)
+    micro = max(size for size in divisors(rows // draft.parallel) if size <= max(fewest, draft.micro))
     return replace(draft, micro=micro, rows=rows, length=length)
 
 
@@ -228,7 +235,7 @@ def _first(start: Draft, lengths: Sequence[int]) -> Draft | None:
             if policy == "save_attention" and start.attention != "splash":
                 continue
             best = None
-            for micro in divisors(start.rows // start.fsdp):
+            for micro in divisors(start.rows // start.parallel):
                 if micro < FEWEST.get(start.method, 1):
                     continue
                 candidate = replace(start, policy=policy, micro=micro, length=length)
@@ -270,6 +277,27 @@ class Probe:
 
     program: Program
     positions: int | None = None
+
+    @cached_property
+    def experts(self) -> int:
+        """Experts of a layer that the mesh axis ep can split; 1 for none."""
+        split = [
+            size
+            for parameter in self.program.family.parameters(self.program.architecture)
+            for size, axis in zip(parameter.shape, parameter.spec, strict=False)
+            if axis == "ep"
+        ]
+        return math.gcd(*split) if split else 1
+
+    @cached_property
+    def _defaults(self) -> list[Parameter]:
+        """The model's arrays with the family's shardings."""
+        default = {p.path: p.spec for p in arrays(self.program.family, self.program.architecture)}
+        return [replace(p, spec=default[p.path]) for p in self.program.parameters]
+
+    def parameters(self, axes: Mapping[str, int]) -> tuple[Parameter, ...]:
+        """Return the model's arrays with their shardings on a mesh."""
+        return resolved(self._defaults, (), axes)
 
 
 USUAL_EPOCHS = 3
@@ -333,8 +361,8 @@ def paced(draft: Draft, longest: int | None, length: Callable[[RunShape], Length
 def _choices(draft: Draft, short: int) -> Iterator[RunShape]:
     """Yield shapes from the shortest run to the longest."""
     fewest = FEWEST.get(draft.method, 1)
-    sizes = [size for size in reversed(divisors(draft.rows // draft.fsdp)) if size >= fewest]
-    batches = [draft.fsdp * size for size in sizes]
+    sizes = [size for size in reversed(divisors(draft.rows // draft.parallel)) if size >= fewest]
+    batches = [draft.parallel * size for size in sizes]
     for batch in batches:
         for epochs in range(1, USUAL_EPOCHS + 1):
             yield RunShape(epochs, batch, draft.length)

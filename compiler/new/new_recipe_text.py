@@ -136,15 +136,19 @@ def _mesh(c: Contents) -> Lines:
             comment += f", each {machine.devices_per_chip} devices"
         elif machine.chips != int(machine.name.rpartition("-")[2]):
             comment += f": the {machine.name.rpartition('-')[2]} counts TensorCores"
-    share = f"keeps 1/{d.fsdp * d.tp} of the weights" if d.fsdp * d.tp > 1 else "keeps all weights"
+    fsdp, ep, tp = (d.axes.get(axis, 1) for axis in ("fsdp", "ep", "tp"))
+    part = f"1/{fsdp * tp}" if fsdp * tp > 1 else "all"
+    share = f"keeps {part} of the weights" if fsdp * tp > 1 else "keeps all weights"
+    if ep > 1:
+        share = f"keeps 1/{fsdp * ep * tp} of the experts, {part} of the other weights"
     if d.method == "full":
         share += " and their state"
-    rows = "each device computes different rows" if d.fsdp > 1 else "the device computes all rows"
-    if d.tp > 1:
-        rows = f"{d.tp} devices share each row, since fsdp {d.fsdp * d.tp} does not divide the weights or fit"
+    rows = "each device computes different rows" if d.parallel > 1 else "the device computes all rows"
+    if tp > 1:
+        rows = f"{tp} devices share each row, since fsdp {fsdp * tp} does not divide the weights or fit"
     return {
         "mesh.accelerator": Line(machine.name, comment),
-        "mesh.axes": Line({"fsdp": d.fsdp, "tp": d.tp}, f"{rows} and {share}: {gib(d.need.state)} GiB"),
+        "mesh.axes": Line(dict(d.axes), f"{rows} and {share}: {gib(d.need.state)} GiB"),
     }
 
 
@@ -166,7 +170,7 @@ def _lora(c: Contents) -> Lines:
 
 def _why_quantized(c: Contents) -> str:
     numbers = sum(math.prod(parameter.shape) for parameter in c.draft.probe.program.parameters)
-    whole = gib(numbers * BYTES["bfloat16"] / (c.draft.fsdp * c.draft.tp))
+    whole = gib(numbers * BYTES["bfloat16"] / math.prod(c.draft.axes.values()))
     asked = f"the base in 4 bits; in bfloat16 it takes about {whole} GiB of each device's {_available(c)}"
     return f"{asked}. Merging adds the adapters to the unquantized weights"
 
@@ -218,7 +222,7 @@ def _train(c: Contents) -> Lines:
     unit = "pair" if d.method == "dpo" else "row"
     rows = plural(d.micro, unit)
     accumulated = f" x {d.accumulation} accumulated micro-batches" if d.accumulation > 1 else ""
-    on = f" on {plural(d.fsdp, 'device' if d.tp == 1 else 'group of devices')}"
+    on = f" on {plural(d.parallel, 'device' if d.axes['tp'] == 1 else 'group of devices')}"
     lines["train.epochs"] = Line(c.pace.epochs, c.pace.words)
     lines["train.global_batch_size"] = Line(d.rows, f"{unit}s a step: {rows}{on}{accumulated}")
     lines["train.micro_batch_size"] = Line(d.micro)

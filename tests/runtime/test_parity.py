@@ -8,6 +8,7 @@ logits of the shared decoder's families.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,16 +103,18 @@ AXES = {"fsdp": 2, "tp": 2}
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("case", "count", "targets"),
+    ("base", "targets"),
     [
-        ("qwen3_moe", "num_experts", ("q_proj", "experts", "router")),
-        ("nemotron_h-latent", "n_routed_experts", ("q_proj", "in_proj", "experts")),
+        (partial(make, "qwen3_moe", num_experts=6), ("q_proj", "experts", "router")),
+        (partial(make, "nemotron_h-latent", n_routed_experts=6), ("q_proj", "in_proj", "experts")),
+        (partial(write, "gemma4-experts"), ("q_proj", "experts", "router.proj")),
     ],
+    ids=["qwen3_moe", "nemotron_h-latent", "gemma4"],
 )
 def test_expert_adapters_on_the_ep_axis_train_as_in_peft(
-    case: str, count: str, targets: tuple[str, ...], tmp_path: Path
+    base: Callable[..., Any], targets: tuple[str, ...], tmp_path: Path
 ) -> None:
-    model = make(case, tmp_path / "base", **{count: 6})
+    model = base(tmp_path / "base")
     axes = {"fsdp": 2, "ep": 2, "tp": 2}
     alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=targets)
     assert alike.losses <= LIMIT * alike.of_loss
