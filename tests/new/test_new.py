@@ -259,10 +259,10 @@ def test_epochs_of_kto_are_counted_at_a_batch_that_kto_can_have(folder: Path) ->
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-30B-A3B", "google/gemma-4-26B-A4B-it"])
 def test_experts_are_split_over_ep(model: str, folder: Path) -> None:
     new("experts", "--model", model, "--accelerator", "v6e-8", "--data", "hf://a/b", "--format", "chat")
-    program = lower(load(folder / "experts.yaml")).program
+    program = lower(load(folder / "recipes/experts.yaml")).program
     assert program is not None and program.recipe.mesh.axes == {"fsdp": 1, "ep": 8, "tp": 1}
     assert program.recipe.model.quantization is None  # with fsdp, gathered experts leave no room
-    text = (folder / "experts.yaml").read_text()
+    text = (folder / "recipes/experts.yaml").read_text()
     assert "keeps 1/8 of the experts, all of the other weights" in text.replace("\n  # ", " ")
 
 
