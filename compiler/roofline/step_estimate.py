@@ -307,6 +307,7 @@ class Weights:
         layers: of all layers' gathered matrices, without experts.
         all_experts: of all layers' gate and up projections of experts, gathered.
         relaid: of the gate and up projections of the experts on this device, where they are not gathered.
+            Over ep, the copies of a layer are made when it is computed.
     """
 
     copied: float
@@ -349,7 +350,7 @@ def weights(program: Program) -> Weights:
                 expert_layers[layer] += numbers * size / kept
             if path.endswith("gate_up"):
                 all_experts += numbers * stored / kept * (parts > kept)
-                relaid += numbers * stored / parts * (parts == kept)
+                relaid += numbers * stored / parts * (parts == kept and axes.get("ep", 1) == 1)
         elif parts > kept:
             layers[layer] += numbers * stored / kept
             fused[layer] += numbers * stored / kept * ("gate_up" in path)
