@@ -44,19 +44,20 @@ class Arrangement:
 def arrangements(devices: int, rows: int, micro: int, experts: int = 1) -> Iterator[Arrangement]:
     """Yield what can be tried, the best first: the same rows with less and less fsdp, then more rows.
 
-    Experts are split over as many devices as possible first. Sending rows to the devices of their experts
-    takes less time than gathering the experts of every layer (docs/models.md).
+    Experts that are split over ep come after all devices on fsdp. Over fsdp the experts of a layer are
+    gathered, which may not fit in memory.
 
     Args:
         experts: of a layer, that ep can split; 1 for none.
     """
     sizes = sorted(divisors(devices), reverse=True)
-    for ep in sizes:
-        if ep > 1 and experts % ep == 0 and rows % devices == 0:
-            yield _arranged(devices // ep, 1, rows, micro, ep)
     for fsdp in sizes:
         if rows % fsdp == 0:
             yield _arranged(fsdp, devices // fsdp, rows, micro)
+        if fsdp == devices and rows % devices == 0:
+            for ep in sizes:
+                if ep > 1 and experts % ep == 0:
+                    yield _arranged(devices // ep, 1, rows, micro, ep)
     for fsdp in sizes:
         if rows % fsdp:
             yield _arranged(fsdp, devices // fsdp, -(-rows // fsdp) * fsdp, micro)

@@ -157,7 +157,9 @@ def _sure(probe: Probe, accelerator: Accelerator, method: str | None, longest: i
     batch = _rows(methods[0][0], accelerator.devices)
     ways = list(arrangements(accelerator.devices, batch, 1, probe.experts))
     roomy = [length for length in lengths if length >= min(ROOMY, lengths[0])]
-    tried = [(way, method, roomy) for way in ways for method in methods]
+    without_tp = [way for way in ways if way.tp == 1]
+    tried = [(way, method, roomy) for method in methods for way in without_tp]
+    tried += [(way, method, roomy) for way in ways if way.tp > 1 for method in methods]
     # Rows shorter than ROOMY come last.
     tried += [(way, methods[-1], lengths[len(roomy) :]) for way in ways]
     for way, (name, quantize), some in tried:
