@@ -60,7 +60,7 @@ def collectives(
             key = (exchange.kind, exchange.axes, exchange.over_dcn)
             total = totals.get(key, Collective(*key, count=0, bytes=0.0))
             totals[key] = replace(
-                total, count=total.count + times, bytes=total.bytes + times * exchange.bytes
+                total, count=total.count + round(times), bytes=total.bytes + times * exchange.bytes
             )
     return tuple(
         sorted(totals.values(), key=lambda collective: (-collective.bytes, collective.kind, collective.axes))

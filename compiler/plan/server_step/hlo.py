@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ def read(text: str, topology: str, devices: int) -> dict[str, Any]:
     places = [(*chip, core) for chip in chips for core in range(accelerator.devices_per_chip)]
     torus = Torus.of(accelerator, places[:devices])
     published = rates.published(accelerator, lambda name, operands, results: 0.0)
-    kernels: Counter[str] = Counter()
+    kernels: defaultdict[str, float] = defaultdict(float)
     for instruction, _, times in executed(module):
         if instruction.opcode == "custom-call" and TARGET in instruction.attributes:
             kernels[NUMBERS.sub("", instruction.name)] += times
@@ -73,5 +73,5 @@ def read(text: str, topology: str, devices: int) -> dict[str, Any]:
     return {
         "timeline": timeline(steps, rates.reached(accelerator.generation)),
         "collectives": collectives(module, axes),
-        "kernels": tuple((name, float(kernels[name])) for name in sorted(kernels)),
+        "kernels": tuple((name, kernels[name]) for name in sorted(kernels)),
     }
