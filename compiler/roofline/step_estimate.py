@@ -303,7 +303,7 @@ class Weights:
         layer: of the largest layer's gathered matrices, without experts.
         fused: of `layer`, projections that are one array.
         experts: of the experts on this device.
-        expert_layer: of the largest layer's experts, gathered and dequantized.
+        expert_layer: of the largest layer's experts, gathered, dequantized, or over ep in another layout.
         layers: of all layers' gathered matrices, without experts.
         all_experts: of all layers' gate and up projections of experts, gathered.
         relaid: of the gate and up projections of the experts on this device, where they are not gathered.
@@ -332,6 +332,7 @@ def weights(program: Program) -> Weights:
         kept = math.prod(shards(axis, axes) for axis in spec if axis not in GATHERED)
         return math.prod(shards(axis, axes) for axis in spec), kept
 
+    apart = axes.get("ep", 1) > 1
     copied = experts = all_experts = relaid = 0.0
     layers: defaultdict[int, float] = defaultdict(float)
     fused: defaultdict[int, float] = defaultdict(float)
@@ -346,11 +347,11 @@ def weights(program: Program) -> Weights:
         copied += numbers * stored / parts * (parts > kept)
         if EXPERTS.search(path):
             experts += numbers * stored / parts
-            if parts > kept or stored < size:
+            if parts > kept or stored < size or apart:
                 expert_layers[layer] += numbers * size / kept
             if path.endswith("gate_up"):
                 all_experts += numbers * stored / kept * (parts > kept)
-                relaid += numbers * stored / parts * (parts == kept and axes.get("ep", 1) == 1)
+                relaid += numbers * stored / parts * (parts == kept and not apart)
         elif parts > kept:
             layers[layer] += numbers * stored / kept
             fused[layer] += numbers * stored / kept * ("gate_up" in path)
