@@ -57,10 +57,16 @@ def _rollout(program: Program) -> list[Any]:
 
 
 def _architecture(program: Program) -> Any:
-    """Return the description of a program's model. Without pictures, heads turn by tokens' places alone."""
+    """Return the description of a program's model, as far as its step depends on it.
+
+    Without pictures, heads turn by tokens' places alone. With them, the names of the tower's tensors do not
+    count.
+    """
     architecture = described(program.architecture)
     if program.architecture.vision is None:
         architecture.pop("turned_axes", None)
+    else:
+        architecture["vision"].pop("prefixes", None)
     return architecture
 
 

@@ -73,8 +73,10 @@ class Qwen3Moe(DecoderFamily):
             return a
         names, (e, d, f) = a.experts.tensors, (a.experts.count, a.hidden_size, a.experts.size)
         saved = dict(zip(names.together, ((e, 2 * f, d), (e, d, f)), strict=True))
-        given = {name: tuple(shape) for name, shape in tensors.items() if name.endswith(names.together)}
-        if not given or any(shape != saved[name[name.index("experts.") :]] for name, shape in given.items()):
+        shapes = {name: tuple(shape) for name, shape in tensors.items() if name.endswith(names.together)}
+        if not shapes or any(
+            shape != saved[name[name.index("experts.") :]] for name, shape in shapes.items()
+        ):
             return a
         return replace(a, experts=replace(a.experts, tensors=replace(names, inputs_first=False)))
 

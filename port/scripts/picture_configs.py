@@ -1,6 +1,6 @@
 """How many public configs with pictures `recipe port` carries over, as docs/images.md has it.
 
-    python -m recipec.port.scripts.pictures AXOLOTL LLAMA-FACTORY UNSLOTH
+    python -m recipec.port.scripts.picture_configs AXOLOTL LLAMA-FACTORY UNSLOTH
 
 The arguments are checkouts of the tools, the last one of Unsloth's notebooks. A config counts if its examples
 train on pictures with given answers: preferences and rewards do not count. It is carried if `recipe port`
