@@ -32,7 +32,7 @@ MODEL = ModelSettings(
     dtype="bfloat16",
     attention="splash",
     attention_block=1024,
-    remat="decoder",
+    remat="save_attention",
 )
 MESH = MeshSettings(
     platform="tpu",
