@@ -47,13 +47,13 @@ style: .venv/.dev
 lint: style
 	$(BIN)/mypy
 
-# mypy runs in parallel with the tests, whose two workers sometimes wait for processes. Its output is printed at the end.
+# mypy runs in parallel with the tests, whose workers often wait for processes: three fill two cores. Its output is printed at the end.
 test: compiled style
 	@mkdir -p build
 	@$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
 	trap 'kill $$types' INT TERM; \
 	$(BIN)/recipe build recipes/*.yaml --check --prune && \
-	$(BIN)/python -m pytest -n 2 -p tests.groups --ignore=tests/e2e --durations=10 $(PYTEST); tests=$$?; \
+	$(BIN)/python -m pytest -n 3 -p tests.groups --ignore=tests/e2e --durations=10 $(PYTEST); tests=$$?; \
 	wait $$types; types=$$?; \
 	echo "$(BIN)/mypy"; cat build/mypy.txt; \
 	exit $$((tests ? tests : types))

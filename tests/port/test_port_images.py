@@ -11,7 +11,7 @@ import yaml
 from recipec.compiler.lowering.hardware import from_name
 from recipec.port.meaning import templates
 from recipec.port.port import Asked, port
-from recipec.port.scripts import pictures
+from recipec.port.scripts import picture_configs
 from recipec.runtime.data.picture_rows import MARK
 from recipec.runtime.data.template import ChatTemplate
 from tests.port.dialects import base, beside, ported
@@ -133,7 +133,7 @@ def test_counted_configs_are_those_that_train_on_pictures(
     monkeypatch.setattr(
         "sys.argv", ["pictures", *(str(tmp_path / tool) for tool in ("axolotl", "llamafactory", "unsloth"))]
     )
-    pictures.main()
+    picture_configs.main()
     told = capsys.readouterr().out
     assert "Axolotl: examples/a/unknown.yaml\n    E0803" in told
     assert told.endswith("| all | 2 | 1 (50 %) |\n")
