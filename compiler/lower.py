@@ -134,8 +134,10 @@ def _generating(program: Program, facts: Facts) -> list[Diagnostic]:
     parallel = math.prod(axes_of(program).get(axis, 1) for axis in DATA)
     fitting = [n for n in divisors(recipe.train.global_batch_size) if n <= room and n % parallel == 0]
     help = f"rollout: {{rows: {fitting[-1]}}}" if fitting else "shorter completions, or more devices"
-    own = "train.distill.max_completion_length"
-    place = facts.first_given("rollout.rows", "train.grpo.max_completion_length", own, "train.objective")
+    answer_length = "train.distill.max_completion_length"
+    place = facts.first_given(
+        "rollout.rows", "train.grpo.max_completion_length", answer_length, "train.objective"
+    )
     return [Diagnostic(W0545, message, place, help)]
 
 

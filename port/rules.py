@@ -112,8 +112,10 @@ def places(run: Run) -> Says:
     if isinstance(shared, str) and (template := templates.with_places(shared, place)):
         yield run.keys.sets(TEMPLATE, template)
     sources = ledger.value(SOURCES)
-    own = [source.get("chat_template") for source in sources or () if isinstance(source, Mapping)]
-    if any(isinstance(text, str) and templates.with_places(text, place) for text in own):
+    source_templates = [
+        source.get("chat_template") for source in sources or () if isinstance(source, Mapping)
+    ]
+    if any(isinstance(text, str) and templates.with_places(text, place) for text in source_templates):
         yield run.keys.sets(SOURCES, [_placed(source, place) for source in sources])
 
 

@@ -108,8 +108,8 @@ class DataSettings(Data):
         """Return the section as it applies to one of its sources."""
         if isinstance(source, str):
             return self
-        own = {name: getattr(source, name) for name in OF_A_SOURCE}
-        return replace(self, **{name: value for name, value in own.items() if value is not None})
+        values = {name: getattr(source, name) for name in OF_A_SOURCE}
+        return replace(self, **{name: value for name, value in values.items() if value is not None})
 
     @property
     def kinds(self) -> tuple[DataSettings, ...]:
@@ -119,7 +119,7 @@ class DataSettings(Data):
     @property
     def formats(self) -> set[str]:
         """Return the formats of all its sources."""
-        return {own.format for own in self.kinds}
+        return {kind.format for kind in self.kinds}
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ def _combined(pair: Compared) -> tuple[str, ...]:
             best.setdefault(change.partition("=")[0], tuple(change.split(AND)))
     if len(best) < 2:
         return ()
-    sets = dict(one.split("=", 1) for change in reversed(best.values()) for one in change)
+    sets = dict(setting.split("=", 1) for change in reversed(best.values()) for setting in change)
     return tuple(f"{key}={value}" for key, value in sets.items())
 
 

@@ -279,9 +279,9 @@ def _may_be_extended(name: str, real: str, path: Path) -> bool:
 
     Hidden folders hold other tools' settings, and often passwords.
     """
-    own = {part for part in Path(os.path.realpath(path)).parts if part.startswith(".")}
+    recipe_folders = {part for part in Path(os.path.realpath(path)).parts if part.startswith(".")}
     parts = [part for part in (*Path(name).parts, *Path(real).parts) if part not in ("..", ".")]
-    hidden = any(part.startswith(".") and part not in own for part in parts)
+    hidden = any(part.startswith(".") and part not in recipe_folders for part in parts)
     return not hidden and name.endswith(ENDINGS) and real.endswith(ENDINGS)
 
 

@@ -504,8 +504,9 @@ def test_functions_have_at_most_seven_parameters() -> None:
     assert wrong.keys() == {*SCRIPTS, DECLARATION}, wrong
 
 
-NAMELESS = {"found", "made", "given", "said", "one"}
-"""Names of variables that say how a value came to be, and not what it is."""
+NAMELESS = {"found", "made", "given", "said", "own", "each", "one"}
+"""Names of variables that say how a value came to be, whose it is or that it is one of several, and not what
+it is."""
 
 
 def bound(module: str) -> Iterator[tuple[str, int]]:

@@ -183,12 +183,12 @@ def _own_answers(facts: Facts, distill: Distill) -> Iterator[Diagnostic]:
     for index, source in enumerate(data.train):
         section = data.of(source)
         if section.loss_on not in ANSWERED:
-            own = next((name for name in ("loss_on", "format") if getattr(source, name) is not None), None)
+            key = next((name for name in ("loss_on", "format") if getattr(source, name) is not None), None)
             kept = [value for value in LOSS_ON[section.format] if value in ANSWERED]
             yield Diagnostic(
                 E0548,
                 f"with loss_on {flow(section.loss_on)} a sample has no prompt that the student could answer",
-                f"data.train[{index}].{own}" if own else facts.first_given("data.loss_on", "data.format"),
+                f"data.train[{index}].{key}" if key else facts.first_given("data.loss_on", "data.format"),
                 f"loss_on: {listing(kept, 'or')}" if kept else "the format chat, or lmbda: 0",
             )
             break

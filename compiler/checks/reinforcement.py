@@ -89,10 +89,16 @@ def _rewards(facts: Facts) -> Iterator[Diagnostic]:
             "rewards: [{function: rewards.py:correct}], or a ready one: rewards: [{numeric_match: {column: "
             "answer}}]",
         )
-    own = {place: name for place, name in functions(recipe).items() if place.startswith("rewards")}
-    for path in dict.fromkeys(function.partition(":")[0] for function in own.values()):
-        yield from _imports(facts, path, next(place for place in own if own[place].startswith(f"{path}:")))
-    for place, function in own.items():
+    reward_functions = {
+        place: name for place, name in functions(recipe).items() if place.startswith("rewards")
+    }
+    for path in dict.fromkeys(function.partition(":")[0] for function in reward_functions.values()):
+        yield from _imports(
+            facts,
+            path,
+            next(place for place in reward_functions if reward_functions[place].startswith(f"{path}:")),
+        )
+    for place, function in reward_functions.items():
         yield from _function(facts, place, function)
     for place, path in schemas(recipe).items():
         if not escapes(path) and not leads_out(facts.folder, path):

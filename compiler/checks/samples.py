@@ -105,8 +105,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             f"{_tuned(model.id)}data: {{chat_template: chat.jinja}} with your own template",
         )
     # The model was trained with the template that it was published with.
-    own = place == "model.id" and model is not None and model.added is not None
-    if shipped is not None and chats and not own:
+    published = place == "model.id" and model is not None and model.added is not None
+    if shipped is not None and chats and not published:
         yield from _markup(facts, shipped, place)
     held = [shipped if kind.chat_template is None else templates[kind.chat_template] for kind in kinds]
     for where, template in (

@@ -95,7 +95,7 @@ def cost(program: Program, training: Hours, hours: float | None = None) -> Cost:
     train, serve = _required_prices(program)
     check_hours(hours, "--serve-hours")
     served = sorted({*SERVED_HOURS, *([hours] if hours else [])}) if serve else []
-    own = (exact(training.hours), train.usd_per_hour, serve.usd_per_hour if serve else Decimal(0))
+    inputs = (exact(training.hours), train.usd_per_hour, serve.usd_per_hour if serve else Decimal(0))
     other = None
     if baseline is not None:
         other = (
@@ -123,8 +123,8 @@ def cost(program: Program, training: Hours, hours: float | None = None) -> Cost:
         baseline_train_usd_per_hour=baseline.train_usd_per_hour if baseline else None,
         baseline_serve_usd_per_hour=baseline.serve_usd_per_hour if baseline else None,
         rows=(
-            _row(own, other, True, 0.0),
-            *(_row(own, other, trained, hour) for trained in (False, True) for hour in served),
+            _row(inputs, other, True, 0.0),
+            *(_row(inputs, other, trained, hour) for trained in (False, True) for hour in served),
         ),
         notes=tuple(notes),
     )
@@ -171,15 +171,15 @@ def _origins(cost: Cost) -> Iterator[list[str]]:
             "US$ {:.2f}/h",
         ),
     )
-    for name, own, theirs, form in other:
+    for name, value, theirs, form in other:
         if name in cost.sources:
             compared = [] if theirs is None else [f"{cost.baseline}: {form.format(theirs)}"]
-            yield [name, own, *compared, cost.sources[name]]
+            yield [name, value, *compared, cost.sources[name]]
 
 
 def _required_prices(program: Program) -> tuple[MachinePrice, MachinePrice | None]:
-    own = program.recipe.cost.train_usd_per_hour
-    train, serve = machine_price(own, program.accelerator), serving_price(program)
+    usd_per_hour = program.recipe.cost.train_usd_per_hour
+    train, serve = machine_price(usd_per_hour, program.accelerator), serving_price(program)
     if train is None:
         raise ArtifactError(
             f"the price of {program.accelerator.name} is not in the catalog",
@@ -197,8 +197,8 @@ Inputs = tuple[Decimal, Decimal, Decimal]
 """Hours of training, price of training per hour, price of serving per hour."""
 
 
-def _row(own: Inputs, other: Inputs | None, trained: bool, served: float) -> CostLine:
-    ours = _total(own, trained, served)
+def _row(inputs: Inputs, other: Inputs | None, trained: bool, served: float) -> CostLine:
+    ours = _total(inputs, trained, served)
     theirs = None if other is None else _total(other, trained, served)
     return CostLine(
         trained=trained,

@@ -184,12 +184,12 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         done = "trained" if part == "train" else "evaluated"
         yield from _changed(f"{done} on", first, second, show=flow)
         for name in OF_A_SOURCE:
-            own = [[getattr(data.of(s), name) for s in getattr(data, part)] for data in (old, new)]
-            if first == second and own[0] != own[1] and getattr(old, name) == getattr(new, name):
-                yield f"{name} of {flow(second)}: {flow(own[0])} -> {flow(own[1])}"
+            values = [[getattr(data.of(s), name) for s in getattr(data, part)] for data in (old, new)]
+            if first == second and values[0] != values[1] and getattr(old, name) == getattr(new, name):
+                yield f"{name} of {flow(second)}: {flow(values[0])} -> {flow(values[1])}"
         limits = [[s.limit for s in getattr(data, part)] for data in (old, new)]
         if first == second and limits[0] != limits[1]:
-            before, after = (listing("all" if n is None else f"{n:,}" for n in each) for each in limits)
+            before, after = (listing("all" if n is None else f"{n:,}" for n in counts) for counts in limits)
             yield f"rows of {flow(second)}: {before} -> {after}"
     for name in ("format", "fields", "transform"):
         yield from _changed(f"{name} of the samples:", getattr(old, name), getattr(new, name), show=flow)

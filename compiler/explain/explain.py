@@ -525,8 +525,8 @@ def _sources(data: Data) -> list[str]:
         if source.limit is not None:
             out.append(f"of {source.path} only the first {plural(source.limit, 'row')}")
     for source in (*data.train, *data.eval):
-        own = (source.format, source.loss_on, source.fields, source.chat_template)
-        if any(value is not None for value in own):
+        values = (source.format, source.loss_on, source.fields, source.chat_template)
+        if any(value is not None for value in values):
             held = data.of(source)
             renamed = f", renamed by {flow(held.fields)}" if held.fields else ""
             written = held.chat_template if source.chat_template is not None else None

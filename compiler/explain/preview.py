@@ -178,7 +178,7 @@ def preview(
 
     encoder = Encoder(how)
     sources = [_shown(encoder, *source) for source in enumerate(_readers(part, data, folder))]
-    in_turn = (sample for each in zip_longest(*sources) for sample in each if sample is not None)
+    in_turn = (sample for turn in zip_longest(*sources) for sample in turn if sample is not None)
     shown = list(islice(in_turn, count))
 
     samples, report = tokenize(_readers(part, data, folder), how, data, None, f"tokenizing {part.name}")

@@ -116,10 +116,10 @@ def _settled(asked: NewRecipeOptions) -> NewRecipeOptions:
     Raises:
         ArtifactError: when the data and the given method do not match.
     """
-    own = JUDGED.get(str(asked.source.format))
-    if own is not None and asked.method is None:
-        return replace(asked, method=own)
-    if own != (asked.method if asked.method in JUDGED.values() else None):
+    method = JUDGED.get(str(asked.source.format))
+    if method is not None and asked.method is None:
+        return replace(asked, method=method)
+    if method != (asked.method if asked.method in JUDGED.values() else None):
         raise ArtifactError(
             f"--method {asked.method} cannot be used with data of the format {asked.source.format}",
             "dpo learns from prompt, chosen and rejected, and kto from prompt, completion and label; the "

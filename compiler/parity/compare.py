@@ -211,8 +211,8 @@ def _gradients(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, f
 
 
 def _share(a: np.ndarray, b: np.ndarray, largest: float) -> float:
-    own = max(float(np.max(np.abs(a))), float(np.max(np.abs(b))))
-    return float(np.max(np.abs(a - b))) / own if own > NOISE * largest else 0.0
+    scale = max(float(np.max(np.abs(a))), float(np.max(np.abs(b))))
+    return float(np.max(np.abs(a - b))) / scale if scale > NOISE * largest else 0.0
 
 
 def _trained(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:

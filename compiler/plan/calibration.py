@@ -197,7 +197,9 @@ def _parts(probe: Mapping[str, Any], plan: Plan) -> list[tuple[str, float, float
     """Return each part's name, measured seconds and planned seconds; [] where the probe traced no parts."""
     parts = probe["time"].get("parts") or {}
     planned = plan.estimate.timeline.parts.items()
-    rows = [(words, parts.get(key, 0.0), own) for key, (words, own) in zip(PARTS, planned, strict=True)]
+    rows = [
+        (words, parts.get(key, 0.0), seconds) for key, (words, seconds) in zip(PARTS, planned, strict=True)
+    ]
     return [*rows, ("no operation", parts.get("idle", 0.0), 0.0)] if parts else []
 
 

@@ -173,13 +173,15 @@ def _shallow(program: Program, stretches: Sequence[Stretch]) -> tuple[tuple[Part
         counts.append([count + step * (i == n) for i, count in enumerate(base)])
         shares.append((stretches[n].length - base[n]) / step)
     layers = [
-        tuple(layer for stretch, count in zip(stretches, each, strict=True) for layer in stretch.first(count))
-        for each in counts
+        tuple(
+            layer for stretch, count in zip(stretches, lengths, strict=True) for layer in stretch.first(count)
+        )
+        for lengths in counts
     ]
     saves = 2 * max(map(len, layers)) < program.architecture.num_layers
-    if not deeper or not saves or not all(_named(program, each) for each in layers):
+    if not deeper or not saves or not all(_named(program, schedule) for schedule in layers):
         return (), ()
-    return tuple(Part(each, scheduled=True) for each in layers), (1 - sum(shares), *shares)
+    return tuple(Part(schedule, scheduled=True) for schedule in layers), (1 - sum(shares), *shares)
 
 
 def _named(program: Program, layers: Sequence[int]) -> bool:

@@ -132,5 +132,5 @@ def sources() -> str:
     files += [root / "data" / "kernels.json", root / "data" / "hardware.json"]
     files += [root / "python_text.py", root / "lowering" / "optimization.py"]
     files += [root / "miniature" / "fewer_layers.py"]
-    own = [f"{path.relative_to(root)} {digest(path.read_bytes())}" for path in sorted(files)]
-    return digest("\n".join([runtime_digest(), *own]).encode())
+    digests = [f"{path.relative_to(root)} {digest(path.read_bytes())}" for path in sorted(files)]
+    return digest("\n".join([runtime_digest(), *digests]).encode())

@@ -742,13 +742,15 @@ def _run(plan: Plan) -> Section:
     known, counted, bound = run.tokens_per_second > 0, run.source == "data", _bound(plan)
     counted = counted and plan.generation is None
     million = run.usd_per_million_tokens
-    each = f" of {run.micro_batches} micro-batches" if run.steps and (run.micro_batches or 1) > 1 else ""
+    micro_batches = (
+        f" of {run.micro_batches} micro-batches" if run.steps and (run.micro_batches or 1) > 1 else ""
+    )
 
     def around(value: float | None, write: Callable[[float], str], inverse: bool = False) -> str:
         return within(run.interval, value, write, inverse) if value else ""
 
     rows = [
-        (f"Optimizer steps{bound}", f"{number(run.steps)}{each}", ""),
+        (f"Optimizer steps{bound}", f"{number(run.steps)}{micro_batches}", ""),
         (
             "A million real tokens" if counted else "A million tokens, at least",
             usd(million),

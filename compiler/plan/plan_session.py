@@ -213,10 +213,10 @@ def other_mesh(program: Program, plan: Plan, sets: Sequence[str], exact: bool) -
         )
         return f"{name} does not fit: it takes {memory}"
     step = milliseconds(other_estimate.seconds * other.accumulation_steps)
-    own = milliseconds(plan.estimate.seconds * program.accumulation_steps)
+    planned_step = milliseconds(plan.estimate.seconds * program.accumulation_steps)
     return (
         f"{name} takes an estimated {step} for an optimizer's step and "
-        f"{gib_number(other_estimate.memory.used)} GiB of a device, where this mesh takes {own} and "
+        f"{gib_number(other_estimate.memory.used)} GiB of a device, where this mesh takes {planned_step} and "
         f"{gib_number(plan.estimate.memory.used)} GiB"
     )
 

@@ -351,7 +351,7 @@ def placements(program: Program, backend: Backend = Backend.TUNIX) -> tuple[Plac
     for path, shape, spec, size in arrays:
         parts = math.prod(shards(axis, axes) for axis in spec)
         groups.setdefault((split_layer(path)[0], shape, spec), []).append(math.prod(shape) * size / parts)
-    placed = [Placement(*key, count=len(each), bytes=sum(each)) for key, each in groups.items()]
+    placed = [Placement(*key, count=len(sizes), bytes=sum(sizes)) for key, sizes in groups.items()]
     return tuple(sorted(placed, key=lambda placement: -placement.bytes))
 
 

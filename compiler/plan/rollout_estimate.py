@@ -91,10 +91,10 @@ def fastest_rollout(program: Program) -> Program:
     Without one, or if none is faster than the program's own by `GAIN`, return the program itself.
     """
     recipe, available = program.recipe, program.accelerator.hbm_bytes_per_device
-    own = generation(program)
-    if own is None:
+    baseline = generation(program)
+    if baseline is None:
         return program
-    best, least = program, own.seconds * (1 - GAIN) if own.need.total <= available else math.inf
+    best, least = program, baseline.seconds * (1 - GAIN) if baseline.need.total <= available else math.inf
     total = recipe.train.global_batch_size
     for axes in _layouts(program):
         for rows in sorted(divisors(total), reverse=True):
@@ -112,14 +112,14 @@ def fastest_rollout(program: Program) -> Program:
 
 def _layouts(program: Program) -> Iterator[dict[str, int]]:
     """Yield the layouts of rollouts on a program's devices: its own, and each size of tp."""
-    own = dict(axes_of(program))
-    yield own
+    program_axes = dict(axes_of(program))
+    yield program_axes
     shared = {axis: size for axis, size in program.recipe.mesh.axes.items() if axis in ("dcn", "ep")}
     rest = program.accelerator.devices // math.prod(shared.values())
     for tp in tp_sizes(program.architecture, rest):
         axes = {**shared, "fsdp": rest // tp, "tp": tp}
         axes = {axis: axes[axis] for axis in ("dcn", "fsdp", "ep", "tp") if axis in axes}
-        if axes != own:
+        if axes != program_axes:
             yield axes
 
 
@@ -174,14 +174,14 @@ def _weights(program: Program, axes: Mapping[str, int], tokens: float) -> tuple[
     linear = matrices(family, architecture, parameters)
     tied = not any(parameter.path == "lm_head.w" for parameter in parameters)
     experts, chosen = architecture.routing
-    own = gathered = 0.0
+    local = gathered = 0.0
 
     def count(shape: tuple[int, ...], spec: tuple[str | None, ...], number: float) -> None:
-        nonlocal own, gathered
+        nonlocal local, gathered
         names = [name for name in spec if shards(name, axes) > 1]
         used = math.prod(shape) * number / math.prod(shards(name, axes) for name in names if name in SPLIT)
         if all(name in SPLIT for name in names):
-            own += used
+            local += used
         else:
             gathered += used
 
@@ -195,7 +195,7 @@ def _weights(program: Program, axes: Mapping[str, int], tokens: float) -> tuple[
     if program.lora is not None:
         for shape, spec in arrays_of(program.adapters).values():
             count(tuple(shape), tuple(spec), BYTES[program.lora.dtype])
-    return own, gathered
+    return local, gathered
 
 
 def _looked_up(parameter: Parameter, tied: bool) -> bool:

@@ -214,7 +214,7 @@ def _means(samples: Iterable[tuple[str, float]]) -> dict[str, float]:
     seconds: dict[str, list[float]] = defaultdict(list)
     for key, sample in samples:
         seconds[key].append(sample)
-    return {key: sum(each) / len(each) for key, each in seconds.items()}
+    return {key: sum(times) / len(times) for key, times in seconds.items()}
 
 
 def _ratio(operations: Iterable[tuple[Operation, float]], which: Callable[[Operation], bool]) -> float:
@@ -241,16 +241,16 @@ def priced(schedule: Schedule, by: Prices) -> Schedule:
             elif isinstance(step, Work):
                 products, memory = step.products, step.memory
                 for number, count in step.operations:
-                    each, known = seconds[number]
-                    core += times * count * each
-                    costed += times * count * each * known
+                    duration, known = seconds[number]
+                    core += times * count * duration
+                    costed += times * count * duration * known
                     kind = schedule.names[number], bool(schedule.operations[number].products)
                     runs, spent = worked[kind]
-                    worked[kind] = runs + times * count, spent + times * count * each
+                    worked[kind] = runs + times * count, spent + times * count * duration
                     if kind[1]:
-                        products += count * each
+                        products += count * duration
                     else:
-                        memory += count * each
+                        memory += count * duration
                 if products or memory or step.kernels:
                     out.append(Work(products, memory, step.kernels))
             else:

@@ -483,10 +483,10 @@ def variants(program: Program, free_batch: bool = False) -> list[Variant]:
     that the search reports the reason.
     """
     train, recipe = program.recipe.train, program.recipe
-    own = dict(recipe.mesh.axes), train.micro_batch_size, train.global_batch_size
+    layout = dict(recipe.mesh.axes), train.micro_batch_size, train.global_batch_size
     candidates = [
-        _variant(program, *own),
-        *(_variant(program, *own, block=block) for block in _blocks(program)),
+        _variant(program, *layout),
+        *(_variant(program, *layout, block=block) for block in _blocks(program)),
     ]
     kernel = program.family.flash_attention and program.accelerator.platform == "tpu"
     kernel = kernel and not masks_pictures(program)
@@ -516,8 +516,8 @@ def _variant(
     """
     recipe = program.recipe
     block = block or recipe.model.attention_block
-    own = recipe.remat.policy, recipe.model.attention, recipe.xla.profile
-    policy, attention, profile = chosen or own
+    recipe_values = recipe.remat.policy, recipe.model.attention, recipe.xla.profile
+    policy, attention, profile = chosen or recipe_values
     wanted = {
         "mesh.axes": (axes, dict(recipe.mesh.axes)),
         "train.global_batch_size": (batch, recipe.train.global_batch_size),
@@ -539,14 +539,14 @@ def _meshes(program: Program) -> Iterator[dict[str, int]]:
 
     A single key/value head is kept whole.
     """
-    own = dict(program.recipe.mesh.axes)
-    yield own
+    recipe_axes = dict(program.recipe.mesh.axes)
+    yield recipe_axes
     slices = program.accelerator.slices
     devices = program.accelerator.devices // slices
-    cp = own.get(TOKENS, 1)
+    cp = recipe_axes.get(TOKENS, 1)
     for tp in tp_sizes(program.architecture, devices // cp):
         axes = arranged(slices, devices // cp // tp, tp, cp)
-        if axes != own:
+        if axes != recipe_axes:
             yield axes
 
 
@@ -574,8 +574,12 @@ def _policies(program: Program) -> list[str]:
 
 def _profiles(program: Program) -> list[str]:
     """Return the profiles to try: the recipe's own, the generation's if there is one, and "none"."""
-    own, generation = program.recipe.xla.profile, program.accelerator.generation
-    profiles_to_try = [own, *([generation] if own != "auto" and generation in profiles() else []), "none"]
+    recipe_profile, generation = program.recipe.xla.profile, program.accelerator.generation
+    profiles_to_try = [
+        recipe_profile,
+        *([generation] if recipe_profile != "auto" and generation in profiles() else []),
+        "none",
+    ]
     return list(dict.fromkeys(profiles_to_try))
 
 

@@ -77,8 +77,8 @@ def combined(timelines: Sequence[Timeline], of: Callable[[Sequence[float]], floa
     ]
     moved = []
     for key in dict.fromkeys(key for moves in by_transfer for key in moves):
-        each = [moves.get(key) or Moved(*key, 0, 0.0, 0.0, 0.0) for moves in by_transfer]
-        figures = zip(*((m.count, m.bytes, m.seconds, m.exposed) for m in each), strict=True)
+        transfers = [moves.get(key) or Moved(*key, 0, 0.0, 0.0, 0.0) for moves in by_transfer]
+        figures = zip(*((m.count, m.bytes, m.seconds, m.exposed) for m in transfers), strict=True)
         moved.append(Moved(*key, *map(figure, figures)))
     return Timeline(
         products=figure([timeline.products for timeline in timelines]),

@@ -154,7 +154,7 @@ def write_miniature(program: Program, work: Path, dtype: str | None = None) -> s
         write_checkpoint(work / f"model{TEACHER}", config, texts, dtype=dtype, embedding_scale=TEACHER_SCALE)
     text = config.get("text_config", config)
     heads = [text["num_attention_heads"], text["num_key_value_heads"]]
-    heads += [own] if (own := text.get("num_global_key_value_heads")) else []
+    heads += [global_heads] if (global_heads := text.get("num_global_key_value_heads")) else []
     return (
         f"{text['num_hidden_layers']} of {program.architecture.num_layers} layers, hidden size "
         f"{text['hidden_size']}, heads {':'.join(map(str, heads))}"

@@ -127,8 +127,8 @@ def _kept(program: Program, axes: Mapping[str, int]) -> dict[int, float]:
         if latent is not None:
             heads, size = a.heads(layer), latent.plain + latent.turned + latent.values
         else:
-            own = getattr(a, "layer_head_dim", None)
-            heads, size = a.kv_heads(layer), 2 * (own(layer) if own else a.head_dim)
+            head_dim_of = getattr(a, "layer_head_dim", None)
+            heads, size = a.kv_heads(layer), 2 * (head_dim_of(layer) if head_dim_of else a.head_dim)
         numbers = heads * size / (1 if heads % tp else tp)
         out[layer] = _rows(program, axes) * numbers * BYTES[program.recipe.model.dtype]
     return out

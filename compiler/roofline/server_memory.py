@@ -119,8 +119,8 @@ def _weight_head(program: Program, head_dim: int) -> int:
 
 def layer_head_dim(architecture: Any, layer: int) -> int:
     """Return the head size of a layer. Gemma 4's global layers have a different size than the others."""
-    own = getattr(architecture, "layer_head_dim", None)
-    return own(layer) if own else int(architecture.head_dim)
+    head_dim_of = getattr(architecture, "layer_head_dim", None)
+    return head_dim_of(layer) if head_dim_of else int(architecture.head_dim)
 
 
 def latent_of(architecture: Any) -> Latent | None:
@@ -141,14 +141,14 @@ def pair_flops(architecture: Any, layer: int) -> float:
 
 def shares_cache(architecture: Any, layer: int) -> bool:
     """Return whether a layer reads the keys and values of an earlier one."""
-    own = getattr(architecture, "shares_kv", None)
-    return bool(own and own(layer))
+    shares_kv = getattr(architecture, "shares_kv", None)
+    return bool(shares_kv and shares_kv(layer))
 
 
 def keys_serve_as_values(architecture: Any, layer: int) -> bool:
     """Return whether a layer has one projection for keys and values."""
-    own = getattr(architecture, "keys_as_values", None)
-    return bool(own and own(layer))
+    keys_as_values = getattr(architecture, "keys_as_values", None)
+    return bool(keys_as_values and keys_as_values(layer))
 
 
 def weights(program: Program) -> list[Weights]:
@@ -161,8 +161,8 @@ def weights(program: Program) -> list[Weights]:
         lines.setdefault((weight.name, weight.number_bytes, weight.placed), []).append(weight)
     figures = ("bytes", "read_bytes", "per_token", "per_sample")
     return [
-        Weights(*key, *(sum(getattr(weight, name) for weight in each) for name in figures))
-        for key, each in lines.items()
+        Weights(*key, *(sum(getattr(weight, name) for weight in group) for name in figures))
+        for key, group in lines.items()
     ]
 
 

@@ -546,8 +546,8 @@ def _head(program: Program) -> float:
     tied = bool(getattr(program.architecture, "tied", False))
     judged = bool(OBJECTIVES[program.recipe.train.objective].format)
     axes = program.recipe.mesh.axes
-    own = 1 / math.prod(axes.get(axis, 1) for axis in GATHERED)
-    return (2 if tied or judged or program.lora is None else 1) + own
+    device_part = 1 / math.prod(axes.get(axis, 1) for axis in GATHERED)
+    return (2 if tied or judged or program.lora is None else 1) + device_part
 
 
 def _chunk_logits(program: Program) -> float:

@@ -186,7 +186,7 @@ def _config(configs: Sequence[Mapping[str, Any]], ranks: Mapping[str, int]) -> d
         ranks: by the modules' full names.
     """
     rank = max(ranks.values())
-    pattern = {escape(name): each for name, each in ranks.items() if each != rank}
+    pattern = {escape(name): module_rank for name, module_rank in ranks.items() if module_rank != rank}
     targets = [config.get("target_modules") for config in configs]
     if isinstance(targets[0], str):
         united: Any = "|".join(dict.fromkeys(f"({target})" for target in targets))

@@ -161,11 +161,11 @@ class WatchedRun(LiveRun):
 
     def facts(self) -> dict[str, Any]:
         """Return the content of `--json`: units as in metrics.jsonl, times in seconds, None if unknown."""
-        evals, each, step = self.evals, self.step_seconds, self.metrics.last_step
+        evals, step_seconds, step = self.evals, self.step_seconds, self.metrics.last_step
         rewards = self._evaluated(REWARD)
         until = positive(self.state.get("until")) or self.total
         names = ("loss", "reward", "learning_rate", "grad_norm", "rewards_accuracy", "tokens_per_second")
-        going = self.outcome == TRAINING and each is not None and until is not None
+        going = self.outcome == TRAINING and step_seconds is not None and until is not None
         return {
             "name": self.name,
             "directory": self.folder.name,
@@ -178,8 +178,8 @@ class WatchedRun(LiveRun):
             "eval_loss": evals[-1][1] if evals else None,
             "eval_reward": rewards[-1][1] if rewards else None,
             "eval_step": max((step for step, _ in evals + rewards), default=None),
-            "step_seconds": each,
-            "seconds_left": (each or 0.0) * max(0, (until or 0) - step) if going else None,
+            "step_seconds": step_seconds,
+            "seconds_left": (step_seconds or 0.0) * max(0, (until or 0) - step) if going else None,
             "checkpoint": self.saved and self.saved[0],
             "checkpoint_seconds": self.saved and self.saved[1],
             "silent_seconds": self.silence,

@@ -282,24 +282,26 @@ def comparison(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         best = max(measured, key=lambda row: row["output_tokens_per_s"], default=None)
         length = f"{figure.get('input', 0):,.0f} tokens in"
         if "peak_output_tokens_per_s" in figure:
-            own = f"{best['output_tokens_per_s']:,.0f}{part}" if best else "-"
+            sweep_value = f"{best['output_tokens_per_s']:,.0f}{part}" if best else "-"
             theirs = f"{figure['peak_output_tokens_per_s']:,.0f}"
-            rows.append((f"peak output tokens/s, {length}", theirs, own))
+            rows.append((f"peak output tokens/s, {length}", theirs, sweep_value))
         if "usd_per_million_output_tokens" in figure:
             usd = best["usd_per_million_output_tokens"] if best else None
-            own = "-" if usd is None else f"{usd:.2f}{part}"
+            sweep_value = "-" if usd is None else f"{usd:.2f}{part}"
             name = f"US$ per million output tokens, {length}"
-            rows.append((name, f"{figure['usd_per_million_output_tokens']:.2f}", own))
+            rows.append((name, f"{figure['usd_per_million_output_tokens']:.2f}", sweep_value))
         if "median_ttft_ms" in figure:
             rate = figure.get("rate", 0)
-            own = next((ms(row["median_ttft_ms"]) for row in measured if float(row["rate"]) == rate), "-")
+            sweep_value = next(
+                (ms(row["median_ttft_ms"]) for row in measured if float(row["rate"]) == rate), "-"
+            )
             name = f"TTFT in ms, {length}, {rate:g} requests/s"
-            rows.append((name, ms(figure["median_ttft_ms"]), own))
+            rows.append((name, ms(figure["median_ttft_ms"]), sweep_value))
         if "lowest_tpot_ms" in figure and "highest_tpot_ms" in figure:
             medians = [row["median_tpot_ms"] for row in measured]
-            own = f"{ms(min(medians))} to {ms(max(medians))}{part}" if medians else "-"
+            sweep_value = f"{ms(min(medians))} to {ms(max(medians))}{part}" if medians else "-"
             low, high = figure["lowest_tpot_ms"], figure["highest_tpot_ms"]
-            rows.append(("TPOT in ms, over the sweep", f"{ms(low)} to {ms(high)}", own))
+            rows.append(("TPOT in ms, over the sweep", f"{ms(low)} to {ms(high)}", sweep_value))
     return rows
 
 

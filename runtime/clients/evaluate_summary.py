@@ -192,7 +192,7 @@ def _score(key: tuple[str, str, str], sides: Mapping[str, Score]) -> dict[str, A
 
 def _estimate(score: Score) -> intervals.MeanEstimate | None:
     """Return Wilson's interval for a share of questions, else the interval from lm-eval's standard error."""
-    values = list(score.each.values())
+    values = list(score.by_question.values())
     if values and all(0 <= value <= 1 for value in values):
         rate = intervals.mean_rate(values)
         if abs(rate.value - score.value) < 1e-6:
@@ -201,9 +201,9 @@ def _estimate(score: Score) -> intervals.MeanEstimate | None:
 
 
 def _difference(base: Score, tuned: Score) -> dict[str, Any] | None:
-    if base.each and base.each.keys() == tuned.each.keys():
-        keys = sorted(base.each)
-        first, second = [base.each[key] for key in keys], [tuned.each[key] for key in keys]
+    if base.by_question and base.by_question.keys() == tuned.by_question.keys():
+        keys = sorted(base.by_question)
+        first, second = [base.by_question[key] for key in keys], [tuned.by_question[key] for key in keys]
         interval = intervals.paired(first, second)
         # The paired difference is valid only for a mean over questions, not for F1 or perplexity.
         if abs(interval.value - (tuned.value - base.value)) < 1e-6:

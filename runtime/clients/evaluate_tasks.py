@@ -60,7 +60,7 @@ class Score:
         error: the standard error; None if lm-eval gives none.
         questions: number of questions.
         better: which values are better, "higher" or "lower".
-        each: the metric by question, if lm-eval logs it; only for the requested task, not for its subtasks.
+        by_question: the metric, if lm-eval logs it; only for the requested task, not for its subtasks.
     """
 
     task: str
@@ -70,7 +70,7 @@ class Score:
     error: float | None
     questions: int | None
     better: str
-    each: Mapping[str, float]
+    by_question: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -277,10 +277,10 @@ def _scores(results: Mapping[str, Any], task: str, folder: Path) -> Sequence[Sco
                 continue
             error = table[name].get(f"{metric}_stderr,{filter}")
             count = results.get("n-samples", {}).get(name, {}).get("effective")
-            each = _each(folder, name, metric, filter) if name == task else {}
+            by_question = _each(folder, name, metric, filter) if name == task else {}
             better = "lower" if directions.get(metric) is False else "higher"
             known = error if isinstance(error, int | float) else None
-            scores.append(Score(name, metric, filter, float(value), known, count, better, each))
+            scores.append(Score(name, metric, filter, float(value), known, count, better, by_question))
     return scores
 
 

@@ -89,10 +89,10 @@ class TileProcessor:
         def limit(size: int, tiles: int) -> tuple[int, float | np.float32]:
             """Return the most pixels of a side, and their ratio to the picture's: in float32 if the canvas is
             the limit, as torch divides."""
-            canvas, own = tiles * self.side, max(size, self.side)
-            if self.largest or canvas < own:
+            canvas, picture_side = tiles * self.side, max(size, self.side)
+            if self.largest or canvas < picture_side:
                 return canvas, np.float32(canvas) / np.float32(size)
-            return own, own / size
+            return picture_side, picture_side / size
 
         (high, down), (wide, across) = limit(height, grid[0]), limit(width, grid[1])
         if across < down:

@@ -196,8 +196,8 @@ def first_difference(student: Mapping[str, int], teacher: Mapping[str, int]) -> 
     first = next((number for number in numbers if names[0].get(number) != names[1].get(number)), None)
     if first is None:
         return None
-    own, other = (repr(side[first]) if first in side else "no token" for side in names)
-    return f"token {first} is {own} in the student's and {other} in the teacher's"
+    student_token, teacher_token = (repr(side[first]) if first in side else "no token" for side in names)
+    return f"token {first} is {student_token} in the student's and {teacher_token} in the teacher's"
 
 
 def vocabulary_size(config: Path) -> int | None:

@@ -145,9 +145,9 @@ def load_model(
         raise UserError(f"{GENERATION} sets {', '.join(missing)}, which JAX's decoder does not have")
     text_folder = folder if adapted and (folder / "tokenizer_config.json").is_file() else source
     tokenizer = _tokenizer(text_folder)
-    own = folder / "chat_template.jinja"
-    if template is not None or own.is_file():
-        tokenizer.chat_template = template if template is not None else own.read_text("utf-8")
+    template_file = folder / "chat_template.jinja"
+    if template is not None or template_file.is_file():
+        tokenizer.chat_template = template if template is not None else template_file.read_text("utf-8")
     dtype = _dtype(checkpoint)
     _demand_memory(checkpoint, dtype)
     settings = ModelSettings(id=str(source), family=checkpoint.family.name, dtype=dtype)

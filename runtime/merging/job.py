@@ -155,7 +155,7 @@ class MergeJob:
         identity: the merge's identity, see `identity`.
         target: folder of the merged weights.
         adapter: folder of the PEFT adapter, or None.
-        own: files of the tokenizer and the chat template that the run used instead of the base's.
+        tokenizer_files: files of the tokenizer and the chat template that the run used instead of the base's.
         ends: the tokens with which training ends an answer, None if the run did not record them.
         losses: losses of the step, as logged by the run.
     """
@@ -169,7 +169,7 @@ class MergeJob:
     identity: Mapping[str, Any]
     target: OutputFolder
     adapter: OutputFolder | None
-    own: Mapping[str, bytes] = field(default_factory=dict)
+    tokenizer_files: Mapping[str, bytes] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
     ends: Sequence[int] | None = None
 
@@ -209,7 +209,7 @@ def _planned(job: MergeJob) -> set[str]:
     names |= {name for name in job.base.side_files if name not in NOT_CARRIED}
     names |= {INDEX} if job.plan.index is not None else set()
     names |= {GENERATION} if _stops(job) is not None else set()
-    return names | job.own.keys()
+    return names | job.tokenizer_files.keys()
 
 
 def _write(job: MergeJob, adapter: OutputFolder | None) -> dict[str, Any]:
@@ -247,8 +247,8 @@ def _write_small_files(job: MergeJob, journal: Journal) -> dict[str, Any]:
     small[LOCK] = job.trained.lock
     if (stops := _stops(job)) is not None:
         small[GENERATION] = stops
-    if job.own:
-        small = with_own(small, job.own)
+    if job.tokenizer_files:
+        small = with_own(small, job.tokenizer_files)
     files: Files = {shard.file: journal.files[shard.file] for shard in job.plan.shards}
     files |= {name: _entry(data) for name, data in (small | last).items()}
     record = merge_record(job, files)
@@ -271,12 +271,12 @@ def _next_to_adapter(job: MergeJob) -> dict[str, bytes]:
     """Return the small files that go with an adapter: what its tokenizer, its chat template and its end
     tokens have that the base's do not."""
     stops = with_stops_for_adapter(*files_of(job.base), job.ends or ())
-    files = {GENERATION: stops, **job.own}
+    files = {GENERATION: stops, **job.tokenizer_files}
     if tokens := _new_tokens(job):
         tokenizer = with_tokens(
             tokenizer_of(job.base), tokens, job.base.architecture.vocab_size, job.base.name
         )
-        files |= with_own(tokenizer, job.own)
+        files |= with_own(tokenizer, job.tokenizer_files)
     return files
 
 

@@ -231,13 +231,13 @@ class DecoderLayer(Block):
         x: jax.Array,
         batch: Batch,
         turn: Turn | None,
-        own: jax.Array | None = None,
+        layer_input: jax.Array | None = None,
         kv: KeysAndValues | None = None,
     ) -> tuple[jax.Array, KeysAndValues | None]:
         """Return the output [B, T, D], and the layer's keys and values if a later layer reads them.
 
         Args:
-            own: [B, T, P], the layer's own input; None in models without.
+            layer_input: [B, T, P], the layer's own input; None in models without.
             kv: keys and values of an earlier layer, if this layer has none.
         """
         places = self.config.architecture.places
@@ -255,9 +255,9 @@ class DecoderLayer(Block):
                 routed = self.moe(self.normed(places.before_experts, x), x)
                 out = self.normed(places.after_dense, out) + self.normed(places.after_experts, routed)
             x = x + self.scaled(self.normed(places.after_mlp, out))
-        if own is not None:
+        if layer_input is not None:
             activation = ACTIVATIONS[self.config.architecture.activation]
-            read = self.per_layer_projection(activation(self.per_layer_input_gate(x)) * own)
+            read = self.per_layer_projection(activation(self.per_layer_input_gate(x)) * layer_input)
             x = x + self.post_per_layer_input_norm(read)
         return (x if self.layer_scalar is None else x * self.layer_scalar.get_value()), kv
 
@@ -344,7 +344,7 @@ class Decoder(nnx.Module):
             assert a.vision is not None
             x, added = self.with_pictures(x, images)
             tokens = jnp.where(images.image_features >= 0, a.vision.padding, tokens)
-        own = self.embedder.encode_layers(tokens, x) if a.per_layer_input else None
+        layer_inputs = self.embedder.encode_layers(tokens, x) if a.per_layer_input else None
         turned = {kind: (rope, a.turned_dim(kind)) for kind, rope in a.ropes}
         axes: Sequence[int] = ()
         positions = batch.positions
@@ -358,7 +358,7 @@ class Decoder(nnx.Module):
         for i, layer in enumerate(self.layers):
             turn = None if a.rope(i) is None else turns[turned[a.layer_types[i]]]
             kv = lent[a.kv_layer(i)] if a.shares_kv(i) else None
-            x, lent[i] = layer(x, batch, turn, None if own is None else own[:, :, i], kv)
+            x, lent[i] = layer(x, batch, turn, None if layer_inputs is None else layer_inputs[:, :, i], kv)
             if i < len(added):
                 x = x + added[i]
         return self.final_norm(x)

@@ -263,8 +263,8 @@ class Embedder(nnx.Module):
         a = self.config.architecture
         projected = self.per_layer_model_projection(x) * jnp.asarray(a.hidden_size**-0.5, x.dtype)
         table = self.per_layer_input_embedding.get_value()
-        own = table[tokens] * jnp.asarray(a.per_layer_input**0.5, table.dtype)
-        return (self.per_layer_projection_norm(projected) + own) * jnp.asarray(2**-0.5, x.dtype)
+        layer_embeddings = table[tokens] * jnp.asarray(a.per_layer_input**0.5, table.dtype)
+        return (self.per_layer_projection_norm(projected) + layer_embeddings) * jnp.asarray(2**-0.5, x.dtype)
 
 
 class MLP(Block):

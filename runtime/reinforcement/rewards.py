@@ -333,8 +333,8 @@ def _description(error: BaseException, path: Path | None = None) -> str:
     """Return an exception's type and first line, and the last place in the function's own file."""
     text = f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if path is not None and frame.filename == str(path)]
-    return f"{text} ({path.name}:{own[-1].lineno})" if own and path is not None else text
+    file_frames = [frame for frame in frames if path is not None and frame.filename == str(path)]
+    return f"{text} ({path.name}:{file_frames[-1].lineno})" if file_frames and path is not None else text
 
 
 def _scores(function: Callable[..., Any], arguments: dict[str, list[Any]]) -> Scores:

@@ -36,19 +36,21 @@ def _terms(
     student: jax.Array, teacher: jax.Array, beta: float, temperature: float
 ) -> tuple[jax.Array, jax.Array]:
     """Return the divergence, and its gradient by the student's logits."""
-    own, other = (jax.nn.log_softmax(logits / temperature, axis=-1) for logits in (student, teacher))
-    shares, others = jnp.exp(own), jnp.exp(other)
+    log_shares, log_others = (
+        jax.nn.log_softmax(logits / temperature, axis=-1) for logits in (student, teacher)
+    )
+    shares, others = jnp.exp(log_shares), jnp.exp(log_others)
     if beta == 0:
-        return (others * (other - own)).sum(-1), (shares - others) / temperature
-    mixture = other
+        return (others * (log_others - log_shares)).sum(-1), (shares - others) / temperature
+    mixture = log_others
     if beta < 1:
-        mixture = jnp.logaddexp(own + math.log1p(-beta), other + math.log(beta))
+        mixture = jnp.logaddexp(log_shares + math.log1p(-beta), log_others + math.log(beta))
     # Of the reverse KL divergence, beta is 1 and the mixture the teacher, whose own term is 0.
-    lead = own - mixture
+    lead = log_shares - mixture
     of_student, share = (shares * lead).sum(-1), 1 - beta if beta < 1 else 1.0
     loss = share * of_student
     if beta < 1:
-        loss = loss + beta * (others * (other - mixture)).sum(-1)
+        loss = loss + beta * (others * (log_others - mixture)).sum(-1)
     return loss, share / temperature * shares * (lead - of_student[..., None])
 
 

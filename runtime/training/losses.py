@@ -158,8 +158,8 @@ def batch_loss(
     counted = predicted(batch["loss_mask"], segment_ids)
     rows = (tokens, batch["positions"], segment_ids)
     hidden = _states(forward, model, rows, forward.dealt)
-    own = (jnp.roll(tokens, -1, axis=1), counted)
-    targets, counted = dealt(own) if forward.dealt else own
+    labels = (jnp.roll(tokens, -1, axis=1), counted)
+    targets, counted = dealt(labels) if forward.dealt else labels
     head = forward.head(model)
     scanned: tuple[jax.Array, ...] = (targets, counted, *(dealt(known) if forward.dealt else known))
     fixed: Arrays = ()

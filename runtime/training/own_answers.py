@@ -58,12 +58,12 @@ def on_own_answers(
     rows = prepared.schedule.rows_per_step
     generation = generation_of(about, ends)
     generator = Generator(trainer, session.mesh, rollout, generation, settings.rules, rows)
-    own = OwnAnswers(session, data.rows, generator, about, settings.train.seed, metrics)
+    answers = OwnAnswers(session, data.rows, generator, about, settings.train.seed, metrics)
     return replace(
         data,
-        batches=lambda step: own.batches(data.batches(step), step),
-        tokens=own.tokens_of,
-        numbers=own.numbers,
+        batches=lambda step: answers.batches(data.batches(step), step),
+        tokens=answers.tokens_of,
+        numbers=answers.numbers,
     )
 
 

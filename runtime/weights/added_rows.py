@@ -69,11 +69,11 @@ class Grown(Tensor):
 
     Attributes:
         start, end: place of its own rows in their file.
-        own: the stored tensor.
+        tensor: the stored tensor.
         means: its rows' mean, after the first request.
     """
 
-    own: Tensor
+    tensor: Tensor
     means: list[np.ndarray] = field(default_factory=list, compare=False, repr=False)
 
     @property
@@ -82,14 +82,14 @@ class Grown(Tensor):
 
     @property
     def stored(self) -> tuple[Tensor, ...]:
-        return (self.own,)
+        return (self.tensor,)
 
     def bytes_of(self, view: View, start: int, end: int) -> memoryview:
         import numpy as np
 
-        here = self.own.size
+        here = self.tensor.size
         if end <= here:
-            return self.own.bytes_of(view, start, end)
+            return self.tensor.bytes_of(view, start, end)
         if not self.means:
             self.means.append(self._mean(view))
         row = self.means[0].nbytes
@@ -97,17 +97,17 @@ class Grown(Tensor):
         added = np.tile(self.means[0].view(np.uint8), -(-last // row))[first:last]
         if start >= here:
             return added.data.toreadonly()
-        before = np.frombuffer(self.own.bytes_of(view, start, here), np.uint8)
+        before = np.frombuffer(self.tensor.bytes_of(view, start, here), np.uint8)
         return np.concatenate([before, added]).data.toreadonly()
 
     def _mean(self, view: View) -> np.ndarray:
         """Return the mean of the rows, in their type; the sum is in float64."""
         import numpy as np
 
-        count, width = self.own.shape
-        step = BLOCK_ROWS * self.own.size // count
+        count, width = self.tensor.shape
+        step = BLOCK_ROWS * self.tensor.size // count
         total = np.zeros(width)
-        for start in range(0, self.own.size, step):
-            data = self.own.bytes_of(view, start, min(start + step, self.own.size))
+        for start in range(0, self.tensor.size, step):
+            data = self.tensor.bytes_of(view, start, min(start + step, self.tensor.size))
             total += np.frombuffer(data, numpy_type(self.dtype)).reshape(-1, width).sum(0, np.float64)
         return (total / count).astype(numpy_type(self.dtype))

@@ -206,8 +206,8 @@ def _mesh_groups(mesh: str, device_ids: str, used: str) -> Groups:
     shape: list[tuple[int, bool]] = []
     for name, size in sizes.items():
         done = 1
-        for _, before, own in sorted((p for p in parts if p[0] == name), key=lambda p: int(p[1] or 1)):
-            first, length = int(before or 1), int(own or size)
+        for _, before, part in sorted((p for p in parts if p[0] == name), key=lambda p: int(p[1] or 1)):
+            first, length = int(before or 1), int(part or size)
             shape += [(first // done, False), (length, True)]
             done = first * length
         shape.append((size // done, False))

@@ -229,8 +229,8 @@ class _ScheduleReader:
             seconds, dimensions = self.torus.permutation(exchange.bytes, exchange.groups)
             along = tuple(map(str, dimensions))
         else:
-            each = [self.torus.seconds(exchange.kind, exchange.bytes, group) for group in exchange.groups]
-            seconds, dimensions = max(each, default=(0.0, ()))
+            costs = [self.torus.seconds(exchange.kind, exchange.bytes, group) for group in exchange.groups]
+            seconds, dimensions = max(costs, default=(0.0, ()))
             along = tuple(map(str, dimensions))
         return Transfer(exchange.kind, name, exchange.axes, exchange.over_dcn, exchange.bytes, seconds, along)
 

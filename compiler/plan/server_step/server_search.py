@@ -68,12 +68,12 @@ def searched(program: Program, exact: bool, say: Say, run: Run | None = None) ->
     Raises:
         ArtifactError: the recipe itself cannot be compiled.
     """
-    own = _choice(program, *_own(program))
+    recipe_choice = _choice(program, *_own(program))
     say("the recipe as it is")
-    candidates = [_judged(own, serving(program, exact, say, run))]
+    candidates = [_judged(recipe_choice, serving(program, exact, say, run))]
     # A prefill does not depend on the cache's type or the decode blocks, so each TP needs only one.
     prefills = {c.tensor_parallel: _prefill(c.serving) for c in candidates if c.serving}
-    every = [choice for choice in choices(program) if choice != own]
+    every = [choice for choice in choices(program) if choice != recipe_choice]
     for number, choice in enumerate(every, 1):
         reason = ruled_out(program, choice)
         if reason:
@@ -191,11 +191,11 @@ def _judged(choice: ServingCandidate, planned: CompiledServing) -> ServingCandid
 
 def _sets(program: Program, settings: Sequence[Any]) -> tuple[str, ...]:
     """Return the --set arguments for what differs from the recipe."""
-    own, env, blocks = _own(program), dict(program.recipe.server.env), settings[3]
+    recipe_settings, env, blocks = _own(program), dict(program.recipe.server.env), settings[3]
     keys = ("tensor_parallel_size", "data_parallel_size", "kv_cache_dtype")
-    pairs = zip(keys, settings, own, strict=False)
+    pairs = zip(keys, settings, recipe_settings, strict=False)
     sets = [f"serve.{key}={value}" for key, value, present in pairs if value != present]
-    if blocks != own[3]:
+    if blocks != recipe_settings[3]:
         if BLOCKS in env:
             env = {**env, BLOCKS: blocks} if blocks else {name: env[name] for name in env if name != BLOCKS}
             sets.append(f"serve.env={flow(env)}")

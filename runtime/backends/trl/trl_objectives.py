@@ -37,14 +37,14 @@ def objective_of(train: TrainSettings) -> Objective:
         OBJECTIVES[train.objective].format
     ]
     if train.router_aux_loss_coef:
-        return lambda model, own, piece: _balanced(loss, model, own, piece, train)
-    return lambda model, own, piece: loss(model, own, piece, train)
+        return lambda model, reference, piece: _balanced(loss, model, reference, piece, train)
+    return lambda model, reference, piece: loss(model, reference, piece, train)
 
 
 def _balanced(
     loss: Callable[..., tuple[torch.Tensor, Tensors]],
     model: Any,
-    own: Any,
+    reference: Any,
     piece: Mapping[str, Any],
     train: TrainSettings,
 ) -> tuple[torch.Tensor, Tensors]:
@@ -54,7 +54,7 @@ def _balanced(
     samples cannot have. So the routers' logits are taken from the decoder, whose output the head reads.
     """
     if not model.training:
-        return loss(model, own, piece, train)
+        return loss(model, reference, piece, train)
     decoder, routed = decoder_of(model), list[tuple[torch.Tensor, ...]]()
 
     def observed(**inputs: Any) -> Any:
@@ -64,7 +64,7 @@ def _balanced(
         finally:
             hook.remove()
 
-    total, more = loss(observed, own, piece, train)
+    total, more = loss(observed, reference, piece, train)
     auxiliary = _load_balancing(decoder.config.get_text_config(), routed[0], piece["real"]) * piece["share"]
     return total + train.router_aux_loss_coef * auxiliary, {**more, "aux_loss": auxiliary.detach()}
 
@@ -104,15 +104,15 @@ def _sft(model: Any, _: Any, piece: Mapping[str, Any], train: TrainSettings) -> 
 
 
 def _preference(
-    model: Any, own: Any, piece: Mapping[str, Any], train: TrainSettings
+    model: Any, reference: Any, piece: Mapping[str, Any], train: TrainSettings
 ) -> tuple[torch.Tensor, Tensors]:
     """Return the pairs' losses (preference_losses.py) plus the likelihood loss of the chosen texts."""
     objective, loss = OBJECTIVES[train.objective], pair_loss(train)
     before: torch.Tensor | float = 0.0
     compared = objective.refers(train.loss_type)
     if compared:
-        with torch.no_grad(), own.disable_adapter():
-            before = _summed(_log_probs(own, piece), piece)
+        with torch.no_grad(), reference.disable_adapter():
+            before = _summed(_log_probs(reference, piece), piece)
     log_probs = _log_probs(model, piece)
     sums = _summed(log_probs, piece) - before
     worth = sums / piece["answers"].sum(1).clamp(min=1) if loss.mean else sums
@@ -123,13 +123,13 @@ def _preference(
 
 
 def _unpaired(
-    model: Any, own: Any, piece: Mapping[str, Any], train: TrainSettings
+    model: Any, reference: Any, piece: Mapping[str, Any], train: TrainSettings
 ) -> tuple[torch.Tensor, Tensors]:
     """Return the losses of single answers (preference_losses.py)."""
 
     def gains_of(rows: Mapping[str, Any], graded: bool) -> torch.Tensor:
-        with torch.no_grad(), own.disable_adapter():
-            before = _log_probs(own, rows).sum(1)
+        with torch.no_grad(), reference.disable_adapter():
+            before = _log_probs(reference, rows).sum(1)
         with torch.set_grad_enabled(graded and torch.is_grad_enabled()):
             return _log_probs(model, rows).sum(1) - before
 

@@ -41,14 +41,16 @@ class Families(Mapping[str, Family]):
 FAMILIES = Families()
 
 
-def foreign_markers(own: Sequence[str], template: str) -> dict[str, str]:
+def foreign_markers(model_markers: Sequence[str], template: str) -> dict[str, str]:
     """Return the turn markers in a chat template that the model was not trained with, and whose they are.
 
     Args:
-        own: the model's own markers.
+        model_markers: the model's own markers.
     """
     others = {marker: name for name, markers in TURN_MARKERS.items() for marker in markers}
-    return {marker: name for marker, name in others.items() if marker in template and marker not in own}
+    return {
+        marker: name for marker, name in others.items() if marker in template and marker not in model_markers
+    }
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

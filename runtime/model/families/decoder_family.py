@@ -160,7 +160,7 @@ class DecoderFamily(Family):
             return a
         names = a.experts.tensors
         # Only the decoder's own layers: the others (mtp.*) may store their experts differently.
-        firsts = [f"layers.{i}.{names.block}.{names.each[-1].format(0)}" for i in range(a.num_layers)]
+        firsts = [f"layers.{i}.{names.block}.{names.expert[-1].format(0)}" for i in range(a.num_layers)]
         apart = any(f"{prefix}{first}" in tensors for prefix in self.prefixes for first in firsts)
         return replace(a, experts=replace(a.experts, tensors=replace(names, apart=apart)))
 
@@ -333,8 +333,8 @@ class DecoderFamily(Family):
                 continue
             norm = f"{path}.{letter}_norm.w", f"{name}.{called}.weight"
             if a.qk_norm == "each":
-                each = (f"{name}.{letter}_layernorm.norms.{i}.weight" for i in range(widths[letter]))
-                sources = tuple(plain(tensor, (h,)) for tensor in each)
+                tensors = (f"{name}.{letter}_layernorm.norms.{i}.weight" for i in range(widths[letter]))
+                sources = tuple(plain(tensor, (h,)) for tensor in tensors)
                 out.append(Parameter(norm[0], (widths[letter], h), ("tp", None), sources))
             else:
                 out.append(_heads(*norm, widths[letter], h) if a.qk_norm == "row" else _vector(*norm, h))
@@ -756,7 +756,7 @@ def _mixture(a: DecoderArchitecture, experts: Experts, layer: str, called: Names
         source = Source(f"{module}.{names.correction}", shape, (e,), (0,))
         out.append(Parameter(f"{path}.correction", (e,), (None,), (source,), buffer=True, wide=True))
     if names.apart:
-        *ups, down = (f"{module}.{name}" for name in names.each)
+        *ups, down = (f"{module}.{name}" for name in names.expert)
         into = tuple(linear(pattern.format(i), wide, f) for i in range(e) for pattern in ups)
         back = tuple(linear(down.format(i), f, wide) for i in range(e))
         stack: tuple[int, ...] = (0, 2)

@@ -259,10 +259,10 @@ class ExpertTensors:
         router: the module in it whose weight computes the scores.
         correction: the tensor in it that is added to the scores only for the choice.
         boxed: whether that tensor is [1, E], rather than [E].
-        each: the names of one expert's gate, up and down, or without a gate of up and down, with {} for its
+        expert: the names of an expert's gate, up and down, or without a gate of up and down, with {} for its
             number.
         together: the names of all experts' gate and up, and of their down.
-        apart: whether a tensor holds one expert (`each`), rather than all experts (`together`).
+        apart: whether a tensor holds one expert (`expert`), rather than all experts (`together`).
         inputs_first: whether tensors of all experts are [E, in, out], rather than [E, out, in].
         alternate: whether gate and up alternate in the tensor that holds both.
         shared: the module of the expert that every token goes through.
@@ -277,7 +277,7 @@ class ExpertTensors:
     router: str = "gate"
     correction: str = "gate.e_score_correction_bias"
     boxed: bool = False
-    each: tuple[str, ...] = (
+    expert: tuple[str, ...] = (
         "experts.{}.gate_proj.weight",
         "experts.{}.up_proj.weight",
         "experts.{}.down_proj.weight",
@@ -547,8 +547,8 @@ class DecoderArchitecture(Architecture):
         """Return the layer whose keys and values a layer reads."""
         if not self.shares_kv(layer):
             return layer
-        kind, own = self.layer_types[layer], self.layer_types[: self.num_layers - self.kv_shared_layers]
-        return max(i for i, other in enumerate(own) if other == kind)
+        kind, unshared = self.layer_types[layer], self.layer_types[: self.num_layers - self.kv_shared_layers]
+        return max(i for i, other in enumerate(unshared) if other == kind)
 
     def projections(self, layer: int) -> str:
         """Return the letters of the projections that a layer has for itself: some of "qkv"."""

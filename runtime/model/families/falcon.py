@@ -57,8 +57,8 @@ class Falcon(DecoderFamily):
         )
 
     def miniature(self, config: Mapping[str, Any], small: Mapping[str, Any]) -> Mapping[str, Any]:
-        own = {"num_kv_heads": "num_key_value_heads", "ffn_hidden_size": "intermediate_size"}
-        return {key: small[name] for key, name in own.items() if config.get(key) is not None}
+        names = {"num_kv_heads": "num_key_value_heads", "ffn_hidden_size": "intermediate_size"}
+        return {key: small[name] for key, name in names.items() if config.get(key) is not None}
 
 
 def _kv_heads(config: Mapping[str, Any]) -> int:

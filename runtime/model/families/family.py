@@ -251,8 +251,8 @@ class Parameter:
     @property
     def stacked(self) -> tuple[int, ...]:
         """Return the axes that sources are stacked along; () if a single source has all axes of the array."""
-        own = len(self.sources[0].transpose) if self.sources else len(self.shape)
-        return self.stack if own < len(self.shape) else ()
+        source_axes = len(self.sources[0].transpose) if self.sources else len(self.shape)
+        return self.stack if source_axes < len(self.shape) else ()
 
     def place(self, number: int) -> tuple[int | slice, ...]:
         """Return the index of a source's part of the array."""

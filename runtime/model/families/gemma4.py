@@ -112,8 +112,8 @@ class Gemma4(Gemma):
             experts=experts,
             **different,
         )
-        own = a.layer_types[: max(0, a.num_layers - a.kv_shared_layers)]
-        if missing := {*a.layer_types} - {*own}:
+        unshared = a.layer_types[: max(0, a.num_layers - a.kv_shared_layers)]
+        if missing := {*a.layer_types} - {*unshared}:
             raise UnsupportedCheckpoint(
                 f"config.json: {SHARED} is {a.kv_shared_layers}; no layer before those is of {min(missing)}, "
                 "whose keys and values they could use",

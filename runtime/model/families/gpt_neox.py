@@ -56,9 +56,9 @@ class GptNeoX(DecoderFamily):
         """Read the family's own keys, which count only where `rope_parameters` lacks their values."""
         section = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
         rope = config.get(section) or {}
-        own = {key: config[old] for old, key in ROTARY.items() if config.get(old) is not None}
+        rotary = {key: config[old] for old, key in ROTARY.items() if config.get(old) is not None}
         left = {key: value for key, value in config.items() if key not in ROTARY.values()}
-        merged = {**own, **rope} if isinstance(rope, Mapping) else rope
+        merged = {**rotary, **rope} if isinstance(rope, Mapping) else rope
         return super().ropes({**left, section: merged}, kinds, head_dim)
 
 

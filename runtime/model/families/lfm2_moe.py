@@ -12,7 +12,7 @@ from .lfm2 import Lfm2
 TENSORS = ExpertTensors(
     block="feed_forward",
     correction="expert_bias",
-    each=tuple(f"experts.{{}}.{name}.weight" for name in ("w1", "w3", "w2")),
+    expert=tuple(f"experts.{{}}.{name}.weight" for name in ("w1", "w3", "w2")),
     linear_router=True,
 )
 

@@ -10,7 +10,7 @@ from .family import integer
 
 TENSORS = ExpertTensors(
     block="block_sparse_moe",
-    each=("experts.{}.w1.weight", "experts.{}.w3.weight", "experts.{}.w2.weight"),
+    expert=("experts.{}.w1.weight", "experts.{}.w3.weight", "experts.{}.w2.weight"),
     held="mlp",
 )
 

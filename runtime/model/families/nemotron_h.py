@@ -44,7 +44,7 @@ OTHER_NAMES = {
 
 TENSORS = ExpertTensors(
     block="mixer",
-    each=("experts.{}.up_proj.weight", "experts.{}.down_proj.weight"),
+    expert=("experts.{}.up_proj.weight", "experts.{}.down_proj.weight"),
     together=("experts.up_proj", "experts.down_proj"),
     shared="shared_experts",
 )
