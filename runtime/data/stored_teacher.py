@@ -8,7 +8,7 @@ order of the samples and of their tokens:
                         column that of all other tokens together, at the temperature of the loss
 
 and logps.json, which is written last: K, the temperature, and of each split a digest of its samples and of
-its arrays.
+its files.
 """
 
 from __future__ import annotations
@@ -134,9 +134,14 @@ class StoredTeacher:
             arrays = [np.load(self.folder / name, mmap_mode="r") for name in names(split)]
         except (OSError, ValueError) as error:
             raise UserError(f"{self.folder}: cannot be read: {error}", WRITE) from error
-        if [array.shape for array in arrays] != shapes(int(offsets[-1]), self.about["top_k"]):
-            raise UserError(f"{self.folder}: the files of {split} have other sizes than logps.json", WRITE)
+        if self.about[split].get("sha256") != {name: _digest(self.folder / name) for name in names(split)}:
+            raise UserError(f"{self.folder}: the files of {split} are not those that logps.json names", WRITE)
         return StoredPart(offsets, *arrays)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def names(split: str) -> tuple[str, str]:
@@ -158,11 +163,12 @@ class Writing:
 
     def __init__(self, folder: Path, split: str, samples: Samples, top_k: int) -> None:
         self._samples, self._offsets = samples, target_offsets(samples)
+        self._files = [folder / name for name in names(split)]
         sizes = shapes(int(self._offsets[-1]), top_k)
         try:
             self._arrays = [
-                np.lib.format.open_memmap(folder / name, "w+", dtype, shape)
-                for name, dtype, shape in zip(names(split), (np.int32, np.float32), sizes, strict=True)
+                np.lib.format.open_memmap(file, "w+", dtype, shape)
+                for file, dtype, shape in zip(self._files, (np.int32, np.float32), sizes, strict=True)
             ]
         except OSError as error:
             size = sum(map(math.prod, sizes)) * 4
@@ -170,7 +176,6 @@ class Writing:
                 f"{folder}: {size:,} bytes of log-probabilities cannot be written: {error.strerror or error}",
                 "free disk space, allow writing to the folder, or use a smaller train.distill.top_k",
             ) from error
-        self._digest = hashlib.sha256()
 
     def add(self, row: Sequence[int], tokens: np.ndarray, logps: np.ndarray) -> None:
         """Write the samples of a row of a micro-batch.
@@ -182,7 +187,6 @@ class Writing:
             part = slice(self._offsets[index], self._offsets[index + 1])
             for array, values in zip(self._arrays, (tokens[places], logps[places]), strict=True):
                 array[part] = values
-                self._digest.update(np.ascontiguousarray(values).view(np.uint8).data)
 
     def end(self) -> dict[str, Any]:
         """Flush the files, and return what logps.json has of the split."""
@@ -191,5 +195,5 @@ class Writing:
         return {
             "samples": self._samples.digest,
             "targets": int(self._offsets[-1]),
-            "sha256": self._digest.hexdigest(),
+            "sha256": {file.name: _digest(file) for file in self._files},
         }

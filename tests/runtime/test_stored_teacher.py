@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from recipec.compiler.miniature.small_checkpoint import write_checkpoint
+from recipec.runtime.data.samples import Samples
+from recipec.runtime.data.stored_teacher import TRAIN, StoredTeacher, Writing
+from recipec.runtime.errors import UserError
 from recipec.runtime.model.sharding import shard_rows, start_mesh
 from recipec.runtime.settings import MeshSettings
 from recipec.runtime.training import losses
@@ -80,6 +83,26 @@ def test_divergence_of_events_and_its_gradients_match_trl(
         loss, gradients = function(placed.pop("states"), student[1], placed)
     assert abs(float(loss) - float(expected)) <= 1e-5 * float(expected)
     assert max(map(largest, gradients, (x.grad.numpy(), weight.grad.numpy()))) < 1e-5
+
+
+def test_a_changed_file_of_stored_log_probabilities_is_refused(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    nowhere = np.zeros(2, np.int32), np.zeros(2, "S1")
+    targets = np.array([False, True, False, True, False, True, True])
+    samples = Samples(np.arange(7, dtype=np.int32), targets, np.array([0, 4, 7]), *nowhere)
+    written = Writing(tmp_path, TRAIN, samples, 2)
+    tokens = draws.integers(0, 9, (7, 2)).astype(np.int32)
+    logps = draws.normal(size=(7, 3)).astype(np.float32)
+    written.add((1, 0), tokens, logps)  # of a packed row: the second sample first
+    teacher = StoredTeacher(tmp_path, {"top_k": 2, TRAIN: written.end()})
+    arrays = teacher.part(TRAIN, samples).arrays(samples, [(1, 0)], np.zeros((1, 7), np.int32))
+    places = [0, 1, 3, 5]  # the token before each target
+    assert np.array_equal(arrays["teacher_tokens"][0, places], tokens[places])
+    assert np.array_equal(arrays["teacher_logps"][0, places], logps[places])
+    file = tmp_path / "train.logps.npy"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(UserError, match="are not those that logps"):
+        teacher.part(TRAIN, samples)
 
 
 STORED = """
