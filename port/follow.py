@@ -48,10 +48,12 @@ MOST_STEPS, DEEPEST, LARGEST = 200_000, 24, 1023
 
 TRAINERS = {
     **dict.fromkeys(("SFTTrainer", "UnslothTrainer"), "sft"),
-    **{f"{name.upper()}Trainer": name for name in ("dpo", "orpo", "cpo", "kto", "grpo", "rloo")},
+    **{f"{name.upper()}Trainer": name for name in ("dpo", "orpo", "cpo", "kto", "grpo", "rloo", "gkd")},
     "Trainer": "sft",
 }
 """The trainers with a counterpart here, and their objectives."""
+SECOND = {**dict.fromkeys(("DPOTrainer", "KTOTrainer"), ("ref_model",)), "GKDTrainer": ("teacher_model",)}
+"""The second model of trainers that take one after the trained model."""
 OVERLONG = "get_soft_overlong_punishment"
 ROW_BY_ROW = words(
     "function num_proc desc remove_columns load_from_cache_file keep_in_memory cache_file_name batch_size "
@@ -62,7 +64,7 @@ STOPPING, STOPS = "EarlyStoppingCallback", ("early_stopping_patience", "early_st
 PATH = "pretrained_model_name_or_path"
 UNSLOTHS = ("FastLanguageModel", "FastModel", "FastVisionModel")
 UNSLOTH_COLLATOR, OF_COLLATOR = "UnslothVisionDataCollator", ("model", "processor", "tokenizer")
-CONFIG = re.compile(r"(SFT|DPO|ORPO|KTO|GRPO|RLOO|CPO|Lora|BitsAndBytes)Config|\w*TrainingArguments")
+CONFIG = re.compile(r"(SFT|DPO|ORPO|KTO|GRPO|RLOO|CPO|GKD|Lora|BitsAndBytes)Config|\w*TrainingArguments")
 DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "half": "float16", "float32": "float32"}
 TRUE = ("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available", "is_available")
 
@@ -612,7 +614,7 @@ class Follower:
             lora = Made("lora", named, node) if cls in UNSLOTHS else config.value if config else None
             return model.but(told={**model.told, "lora": Arg(lora, config.node if config else node, node)})
         if last.endswith("Trainer") and not last.startswith("Patch"):
-            second = ("ref_model",) if last in ("DPOTrainer", "KTOTrainer") else ()
+            second = SECOND.get(last, ())
             names = ("model", *second, "args", "data_collator", "train_dataset", "eval_dataset")
             if last in ("GRPOTrainer", "RLOOTrainer"):
                 names = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")

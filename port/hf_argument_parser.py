@@ -21,7 +21,7 @@ from recipec.port.source import Source
 from recipec.spec.diagnostics import Span
 
 PARSERS = re.compile(r"(Hf|H4)ArgumentParser|TrlParser")
-OBJECTIVES = ("sft", "dpo", "orpo", "cpo", "kto", "grpo", "rloo")
+OBJECTIVES = ("sft", "dpo", "orpo", "cpo", "kto", "grpo", "rloo", "gkd")
 SECTIONS: Mapping[str, tuple[str, str]] = {
     **{f"{name.upper()}Config": ("trl", name) for name in OBJECTIVES},
     "UnslothTrainingArguments": ("trl", "sft"),

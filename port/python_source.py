@@ -34,8 +34,10 @@ from recipec.port.follow import (
 )
 from recipec.port.hf_argument_parser import Given
 from recipec.port.keys import defaults_of, words
+from recipec.port.meaning import distillation
 from recipec.port.meaning.images import AFTERWARDS
 from recipec.port.meaning.scripts import (
+    ANSWERED,
     UNSLOTH,
     UNSLOTH_LORA,
     Chat,
@@ -83,6 +85,8 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
 """By constructor: arguments that have another name on TRL's command line."""
 
 
+TEACHER = "teacher_model"
+"""The argument of GKDTrainer for the teacher."""
 ARGUMENTS = "arguments"
 """The section of a Source for the arguments that only a script's own lines read."""
 CHOOSE = "choose one:"
@@ -263,7 +267,7 @@ UNFOLLOWED = words(
     "eval_dataset compute_loss_func model_init ref_model device_map max_memory report_to data_collator"
 )
 """Arguments that are shown as written if they are not constants."""
-FOREIGN = re.compile(r"(Reward|BCO|PPO\w*|OnlineDPO|GKD|XPO|NashMD|PRM|SDPO|SDFT|TPO|GOLD)Trainer")
+FOREIGN = re.compile(r"(Reward|BCO|PPO\w*|OnlineDPO|XPO|NashMD|PRM|SDPO|SDFT|TPO|GOLD)Trainer")
 """Matches TRL's trainers without a counterpart."""
 
 
@@ -334,8 +338,8 @@ E1175 = Code(
     "E1175",
     "script without a known trainer",
     cause="The script does not construct SFTTrainer, UnslothTrainer, DPOTrainer, ORPOTrainer, "
-    "CPOTrainer, KTOTrainer or Trainer with a language model. It trains in its own loop, with "
-    "another trainer or kind of model, or not at all.",
+    "CPOTrainer, KTOTrainer, GRPOTrainer, RLOOTrainer, GKDTrainer or Trainer with a language model. It "
+    "trains in its own loop, with another trainer or kind of model, or not at all.",
     cure="Port the script that constructs the trainer.",
 )
 
@@ -393,6 +397,7 @@ class _Assembly:
             defaults["max_length"] = length
             if trainer.kind == "GRPOTrainer":
                 defaults |= unsloth_groups({key: arg.value for key, arg in arguments.items()})
+        loading = arguments.pop(distillation.KWARGS, None)
         self.put_all("trainer", arguments)
         self.put_all("model", of_model)
         if model is not None and not isinstance(named, Made):
@@ -424,6 +429,7 @@ class _Assembly:
             other = reference.value.args[PATH]
             alike = path is not None and _alike(other, path)
             passed["ref_model"] = replace(reference, value=None if alike else other.value)
+        self.teacher(passed.pop(TEACHER, None), loading)
         train, function = passed.pop("train_dataset", None), passed.pop("formatting_func", None)
         held = passed.pop("eval_dataset", None)
         rewards = self.rewards(passed)
@@ -478,6 +484,39 @@ class _Assembly:
             }
             return f"{OVERLONG}({json.dumps(arguments)})"
         return getattr(value.node, "name", usual) if isinstance(value, Function) else usual
+
+    def teacher(self, model: Arg | None, loading: Arg | None) -> None:
+        """Set the teacher's name, and the section of how it is loaded.
+
+        Args:
+            model: the teacher, loaded by the script or only named.
+            loading: TRL's arguments for a teacher that is only named.
+        """
+        if model is None:
+            return
+        if isinstance(model.value, Made):
+            self.made_by(model.value)
+            args = dict(model.value.args)
+            model = args.pop(PATH, model)
+        elif loading is not None and isinstance(loading.value, dict):
+            args = {str(key): Arg(value, loading.node, loading.key) for key, value in loading.value.items()}
+        else:
+            args = {}
+            if loading is not None:
+                self.put(distillation.KWARGS, loading)
+        self.put(distillation.TEACHER, model)
+        if args:
+            self.section(distillation.KWARGS, args, loading or model)
+
+    def section(self, key: str, args: Mapping[str, Arg], place: Arg) -> None:
+        """Set a section of arguments."""
+        inner = _Assembly(self.code, self.follower)
+        inner.put_all(key, args)
+        self.data[key] = inner.data
+        self.keys[key], self.spans[key] = self.key_span(place), self.code.span(place.node)
+        self.keys |= {join(key, name): span for name, span in inner.keys.items()}
+        self.spans |= {join(key, name): span for name, span in inner.spans.items()}
+        self.unknown |= {join(key, name): why for name, why in inner.unknown.items()}
 
     def beside(self) -> dict[str, str]:
         """Set the arguments of a file that became no key of the run, and return what becomes of them."""
@@ -741,7 +780,7 @@ class _Assembly:
             content = out if not isinstance(out, Unknown) else None
         elif TRAINERS[trainer.kind] in ("grpo", "rloo"):
             content = dict(columns)
-        elif TRAINERS[trainer.kind] != "sft":
+        elif TRAINERS[trainer.kind] not in ANSWERED:
             names = ("prompt", "chosen", "rejected")
             content = {
                 name: columns.get(name, Column(name)) for name in names if name in columns or steps or columns

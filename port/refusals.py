@@ -70,9 +70,9 @@ E1148 = Code(
 E1149 = Code(
     "E1149",
     "another kind of training",
-    cause="The ported file uses a stage or a method that recipes do not have: reward models, "
-    "reinforcement learning, distillation, or adapters other than LoRA.",
-    cure="Port the supervised stage, or the preference stage (dpo, cpo, orpo, kto).",
+    cause="The ported file uses a stage or a method that recipes do not have: reward models, agents, "
+    "critics, other forms of distillation, or adapters other than LoRA.",
+    cure="Port another stage: answers, preferences, or rewards of single answers.",
 )
 
 E1150 = Code(
@@ -116,9 +116,9 @@ W1168 = Code(
 E1171 = Code(
     "E1171",
     "another script of TRL",
-    cause="The file is for a TRL script that recipes have no counterpart for (reward models, distillation), "
-    "or it has a key that the `--script` script does not have.",
-    cure="Port the config of an SFT, DPO, CPO, ORPO, KTO, GRPO or RLOO run, or remove the key with "
+    cause="The file is for a TRL script that recipes have no counterpart for (reward models, "
+    "`trl distillation`), or it has a key that the `--script` script does not have.",
+    cure="Port the config of an SFT, DPO, CPO, ORPO, KTO, GRPO, RLOO or GKD run, or remove the key with "
     "`--set KEY=null`.",
 )
 

@@ -1,4 +1,4 @@
-"""TRL's command line (trl sft, dpo, kto, grpo, rloo; the scripts of orpo and cpo): its --config's YAML."""
+"""TRL's command line (trl sft, dpo, kto, grpo, rloo; the scripts of orpo, cpo, gkd): its --config's YAML."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from recipec.port.ledger import Ledger
 from recipec.port.meaning import (
     adapters,
     datasets,
+    distillation,
     experts,
     images,
     losses,
@@ -76,6 +77,8 @@ exact columns: recipec ignores columns that it does not use
 
 GROUPS = ("grpo", "rloo")
 """The scripts of reinforcement learning, whose objective is grpo."""
+OBJECTIVES = {**dict.fromkeys(GROUPS, "grpo"), "gkd": "distill"}
+"""The recipe's objective of a script, if it has another name."""
 SHIPPED = {"single_gpu": 1, **dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"), 8)}
 """The accelerate configs that TRL contains, with their number of processes."""
 
@@ -106,7 +109,7 @@ def _objective(run: Trl) -> Says:
     run.objective = script.objective if script else (yield from told(keys, run.ledger.script))
     run.script = run.objective
     keys.defaults = _defaults(run.script)
-    run.objective = "grpo" if run.script in GROUPS else run.script
+    run.objective = OBJECTIVES.get(run.script, run.script)
     if script:
         keys.defaults, keys.tool = {**keys.defaults, **script.defaults}, script.tool
     if run.objective != "sft":
@@ -157,7 +160,7 @@ def _stream(run: Run) -> Says:
 
 def _defaults(objective: str) -> dict[str, Any]:
     sections = (objective, "script", "model", "mixture")
-    settings = {} if objective in GROUPS else {"loss_type": None}
+    settings = {} if objective in OBJECTIVES else {"loss_type": None}
     return {**defaults_of("trl", *sections), "optim": "adamw_torch_fused", **settings}
 
 
@@ -321,11 +324,11 @@ def _balance(run: Run) -> Says:
 
 SEEING = "sft_vlm"
 """TRL's example that trains on pictures. A command with it has its name as a key."""
-SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto", *GROUPS)
+SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto", *GROUPS, "gkd")
 """The scripts with a counterpart in recipes, by their sections."""
 
-LAST = ("cpo", "rloo")
-"""The scripts to try last. Nearly all of their keys also belong to dpo or grpo."""
+LAST = ("cpo", "rloo", "gkd")
+"""The scripts to try last. Nearly all of their keys also belong to dpo, grpo or sft."""
 
 EXPERIMENTAL = "experimental."
 """The prefix of the sections of scripts that are not commands of `trl`."""
@@ -342,7 +345,7 @@ OLDER = {
 }
 """Keys that a script had in earlier versions."""
 
-NEEDED = {"distillation": "teacher_model_name_or_path"}
+NEEDED = dict.fromkeys(("distillation", "gkd"), distillation.TEACHER)
 """A key without which a script does not start."""
 
 LOSSES = {
@@ -361,7 +364,7 @@ COLUMNS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
     (words("chosen rejected"), ("dpo", "orpo", "cpo", "reward")),
     (words("prompt completion label"), ("kto",)),
     (words("prompt completion"), ("sft",)),
-    (words("messages"), ("sft",)),
+    (words("messages"), ("sft", "gkd")),
     (words("conversations"), ("sft",)),
     (words("text"), ("sft",)),
     (words("prompt"), ("grpo", "rloo")),
@@ -384,8 +387,8 @@ def told(keys: Keys, chosen: str | None) -> Statements[str]:
     source = keys.source
     used = _used(source)
     fits = [script for script in (*_commands(), *LAST) if all(script in readers for readers in used.values())]
+    fits = [script for script in fits if NEEDED.get(script, "") in ("", *used)]
     having = [script for script in fits if script not in LAST] or fits
-    having = [script for script in having if NEEDED.get(script, "") in ("", *used)]
     foreign = [key for key, readers in used.items() if not readers.intersection(SCRIPTS)]
     if foreign or (having and not set(having).intersection(SCRIPTS)):
         raise Refused(_another(source, used, having or _nearest(used, foreign), foreign or [*used]))
@@ -501,7 +504,7 @@ E1172 = Code(
     "TRL script is unclear",
     cause="Several scripts of TRL read such a file, or none has all of its keys. Each script trains "
     "differently.",
-    cure="Name the script with `--script`: `sft`, `dpo`, `orpo`, `cpo`, `kto`, `grpo` or `rloo`.",
+    cure="Name the script with `--script`: `sft`, `dpo`, `orpo`, `cpo`, `kto`, `grpo`, `rloo` or `gkd`.",
 )
 
 
@@ -539,13 +542,21 @@ def _data(run: Trl) -> Says:
         return
     if script and script.rows:
         form = yield from scripts.say_rows(keys, script)
+    elif objective == "distill":
+        form = "chat"
     else:
         form = yield from losses.form(keys, objective, path, (keys, name))
+    if objective == "distill":
+        row = datasets.first_row(path, keys.source.path.parent) if path else None
+        yield from distillation.say_rows(keys, form, row, (keys, name))
     if objective == "sft":
         yield from losses.masks(keys, form)
         yield from losses.packing(keys, HANDBOOK if keys.given("dataset_mixer") else "")
     yield from _template(keys, form, run.named)
-    yield from datasets.length(keys, "max_length")
+    if objective == "distill":
+        yield from distillation.say_length(keys)
+    else:
+        yield from datasets.length(keys, "max_length")
     kwargs = keys.mapping("dataset_kwargs")
     skipped = bool(kwargs.get("skip_prepare_dataset"))
     note = "recipec cannot read tokenized rows"
@@ -571,6 +582,12 @@ def _prompts(run: Trl, path: str | None, name: str) -> Says:
         yield from scripts.say_template(keys, "chat", run.named)
     elif run.model is not None:
         yield from _template(keys, "chat", run.named)
+
+
+def _teacher(run: Trl) -> Says:
+    """State the teacher of a distillation."""
+    if run.objective == "distill":
+        yield from distillation.say_teacher(run.keys)
 
 
 def _groups(run: Trl) -> Says:
@@ -781,13 +798,17 @@ def _losses(run: Trl) -> Says:
         if keys.flag("use_peft"):
             yield from adapters.say_dropout(keys, chosen)
         return
-    yield from keys.follow(losses.OF_ALL)
+    if objective != "distill":
+        yield from keys.follow(losses.OF_ALL)
     if keys.flag("use_peft"):
         if keys.flag("disable_dropout") and not (chosen and chosen.parameters):
             yield keys.say("disable_dropout", {"lora.dropout": 0.0})
             yield keys.same("lora_dropout", note="disable_dropout sets it to zero")
         else:
             yield from adapters.say_dropout(keys, chosen)
+    if objective == "distill":
+        yield from distillation.say_divergence(keys)
+        return
     yield from losses.preferences(keys, objective)
     yield from keys.follow(losses.OF_PREFERENCES)
 
@@ -804,6 +825,7 @@ RULES: Sequence[Rule[Trl]] = (
     places,
     _balance,
     _training,
+    _teacher,
     _groups,
     _stream,
     _memory,

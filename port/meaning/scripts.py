@@ -270,7 +270,7 @@ W1178 = Code(
 def say_rows(keys: Keys, script: Script) -> Statements[str]:
     """State what becomes of the functions over rows, and return the format."""
     rows = script.rows or Rows()
-    several = isinstance(rows.content, dict) or script.objective != "sft"
+    several = isinstance(rows.content, dict) or script.objective not in ANSWERED
     prompts = script.objective in ("grpo", "rloo")
     sayer = _prompts if prompts else _answers if several else _sft
     form, fields, body = sayer(rows.content)
@@ -375,6 +375,8 @@ def _prompts(content: Any) -> tuple[str, dict[str, str], str]:
     return PROMPT, {}, f"    return {{\n        **row,\n{pairs}    }}\n"
 
 
+ANSWERED = ("sft", "gkd")
+"""Scripts whose rows are conversations or texts."""
 PROMPT = "prompt"
 """The format of prompts without answers."""
 MADE = {"chat": "conversations", "text": "plain text", PROMPT: "prompts"}

@@ -220,6 +220,7 @@ def _trl(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, An
         "kto": "KTOConfig",
         "grpo": "GRPOConfig",
         "rloo": "RLOOConfig",
+        "gkd": "GKDConfig",
         "script": "ScriptArguments",
         "model": "ModelConfig",
         "mixture": "DatasetMixtureConfig",

@@ -17,7 +17,7 @@ from tests.port.dialects import samples
 SFT: dict[str, Any] = {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "some/rows"}
 LORA: dict[str, Any] = {**SFT, "use_peft": True}
 
-SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto", "grpo", "rloo")
+SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto", "grpo", "rloo", "gkd")
 
 ported = functools.partial(dialects.ported, script="sft")
 
@@ -53,7 +53,9 @@ PAIR, TALK = {"chosen": "a", "rejected": "b"}, {"messages": []}
         ({"scale_rewards": "group"}, PAIR, "grpo"),
         ({"normalize_advantages": True}, None, "rloo"),
         ({}, {"prompt": "a"}, "grpo"),
-        ({"packing": True, "beta": 0.1}, None, "sft dpo orpo cpo kto grpo rloo"),
+        ({"packing": True, "beta": 0.1}, None, "sft dpo orpo cpo kto grpo rloo gkd"),
+        ({"teacher_model_name_or_path": "Qwen/Qwen3-14B", "seq_kd": False}, None, "gkd"),
+        ({"teacher_model_name_or_path": "Qwen/Qwen3-14B", "max_new_tokens": 8}, TALK, "gkd"),
     ],
 )  # fmt: skip
 def test_keys_and_first_row_determine_the_trl_script(
@@ -64,7 +66,8 @@ def test_keys_and_first_row_determine_the_trl_script(
     if len(scripts) == 1:
         ledger = ported("trl", tmp_path, content, script=None, name="orpo-grpo.yaml")
         loss = "rloo" if ledger.value("train.grpo.loss") == "rloo" else None
-        assert (loss or ledger.value("train.objective", "sft")) == expected
+        objective = ledger.value("train.objective", "sft")
+        assert (loss or {"distill": "gkd"}.get(objective, objective)) == expected
         return
     with pytest.raises(Refused) as refused:
         ported("trl", tmp_path, content, script=None, name="sft.yaml")
