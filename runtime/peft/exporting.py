@@ -12,7 +12,7 @@ import numpy as np
 
 from ..checkpoints.trained_weights import Delta
 from ..model.adapters import LoraSettings, Value, compiled, means
-from ..model.families.towers import HOLDER, is_of_tower
+from ..model.families.towers import HOLDER, TEXT_IN_WHOLE, VISION, holder, in_transformers, is_of_tower
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.safetensors_files import Writable, write_arrays
@@ -190,13 +190,18 @@ def _pattern(name: str) -> str:
 
 
 def module_prefix(base: HFCheckpoint) -> str:
-    """Return the prefix of a text module's name in transformers' model."""
+    """Return the prefix of a text module's name in transformers' model.
+
+    The published Qwen 2 VL, Qwen 2.5 VL and PaddleOCR-VL name their text tensors as a text model does.
+    """
+    if base.prefix == HOLDER and VISION in base.config:
+        return TEXT_IN_WHOLE
     return base.family.loaded_as.get(base.prefix, base.prefix)
 
 
 def full_name(base: HFCheckpoint, module: str) -> str:
     """Return the name of an adapted module in transformers' model."""
-    return (HOLDER if is_of_tower(module) else module_prefix(base)) + module
+    return (holder(base.config) if is_of_tower(module) else module_prefix(base)) + module
 
 
 def _module_names(base: HFCheckpoint) -> set[str]:
@@ -206,6 +211,8 @@ def _module_names(base: HFCheckpoint) -> set[str]:
     for name in base.tensors:
         if name in tower:
             name = tower[name]
+        elif (part := in_transformers(base.config, name)) is not None:
+            name = part  # of the tower, and none of the arrays that features are made of
         elif name.startswith(base.prefix):
             name = module_prefix(base) + name.removeprefix(base.prefix)
         parts = name.split(".")

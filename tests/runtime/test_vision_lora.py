@@ -65,10 +65,11 @@ SETTINGS = {
     "mistral3": {"vision": True, "targets": ("q_proj", "linear_1"), "kind": "dora"},
     "mistral3-projector": {"vision": True, "modules_to_save": ("projector",), "targets": training.TARGETS},
     "qwen3_vl": {"vision": True, "targets": ALL, "alpha_pattern": {"linear_fc1": 3.0}},
-    "qwen2_vl": {"vision": True, "targets": ("qkv", "fc1", "mlp.0")},
-    "qwen2_5_vl": {"vision": True, "targets": ("proj", "mlp.2")},
-    "llava-clip": {"vision": True, "targets": ("out_proj", "fc1", "linear_2")},
-    "paddleocr_vl": {"vision": True, "targets": ("out_proj", "fc2", "linear_1")},
+    "qwen2_vl": {"vision": True, "targets": ("q_proj", "qkv", "fc1", "mlp.0")},
+    "qwen2_5_vl": {"vision": True, "targets": ("q_proj", "proj", "mlp.2")},
+    "llava-clip": {"vision": True, "targets": ("q_proj", "out_proj", "fc1", "linear_2")},
+    "paddleocr_vl": {"vision": True, "targets": ("q_proj", "out_proj", "fc2", "linear_1")},
+    "llama4": {"vision": True, "targets": ("q_proj", "fc1", "linear_1")},
     "qwen3_vl_moe": {"vision": True, "targets": ("q_proj", "experts", "linear_fc2")},
 }
 

@@ -56,7 +56,24 @@ HELD = {
 
 
 HOLDER = "model."
-"""What transformers' model puts before the names of these parts."""
+"""What most of transformers' models put before the names of these parts."""
+
+TEXT_IN_WHOLE = f"{HOLDER}language_model."
+"""What they put before the names of the text model's modules."""
+
+
+def holder(config: Mapping[str, Any]) -> str:
+    """Return what transformers' model puts before the names of these parts."""
+    return "" if config.get("model_type") == "llama4" else HOLDER
+
+
+def in_transformers(config: Mapping[str, Any], name: str) -> str | None:
+    """Return the name in transformers' model of a tensor of these parts, None for another tensor."""
+    for part, starts in HELD.items():
+        for start in starts:
+            if name.startswith(start):
+                return f"{holder(config)}{part}.{name.removeprefix(start)}"
+    return None
 
 
 def is_of_tower(module: str) -> bool:
@@ -80,7 +97,7 @@ def vision_of(
     if not vision or kind not in READERS:
         return None
     _, reader = READERS[kind]
-    return reader(config, vision, text, prefixes_of(tensors, HELD))
+    return replace(reader(config, vision, text, prefixes_of(tensors, HELD)), holder=holder(config))
 
 
 def kind_of(config: Mapping[str, Any]) -> str:

@@ -417,6 +417,7 @@ class VisionArchitecture:
         kind: the tower's name in messages.
         prefixes: what the names of its tensors begin with, by the parts that a checkpoint may name apart:
             "vision_tower": "model.vision_tower.".
+        holder: what transformers' model puts before the names of these parts.
         patch_features: the numbers of a patch: its pixels' channels, in the order of the first weight.
         text_size: features of the projector's output, the hidden size of the language model.
         embedder: from patches to what the first layer reads.
@@ -436,6 +437,7 @@ class VisionArchitecture:
 
     kind: str
     prefixes: tuple[tuple[str, str], ...] = ()
+    holder: str = "model."
     patch_features: int
     text_size: int
     embedder: tuple[Step, ...]
@@ -485,7 +487,7 @@ class VisionArchitecture:
     def full_name(self, name: str) -> str:
         """Return a tensor's name in the checkpoint, from its name in transformers' model."""
         first, _, rest = name.partition(".")
-        return dict(self.prefixes).get(first, f"model.{first}.") + rest
+        return dict(self.prefixes).get(first, f"{self.holder}{first}.") + rest
 
     def _placed(self, parameter: Parameter) -> Parameter:
         """Return an array of the tower with its path in the model, and its tensors with their full names."""
