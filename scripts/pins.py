@@ -78,6 +78,9 @@ WANDB = ("wandb",)
 MLFLOW = ("mlflow-skinny",)
 """Packages for logging to an MLflow server, in addition to those of any training script."""
 
+PICTURES = ("pillow",)
+"""Packages of train_trl.py for data with pictures; those of train.py include them."""
+
 JSONSCHEMA = ("jsonschema", "referencing")
 """Packages of the reward json_schema, in addition to those of train.py."""
 
@@ -134,6 +137,7 @@ def pins() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
         "torchax": in_addition(versions, TORCHAX),
         "trl": trl,
         "trl-quantized": before["trl-quantized"],
+        "trl-pictures": in_addition(shared, PICTURES),
         "gcs": before["gcs"],
         "wandb": in_addition({name: pin for name, pin in versions.items() if name in shared}, WANDB),
         "mlflow": before["mlflow"],

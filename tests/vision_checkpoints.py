@@ -10,7 +10,8 @@ from typing import Any
 from safetensors.numpy import load_file, save_file
 
 from recipec.compiler.catalog import facts_of
-from recipec.compiler.miniature.small_checkpoint import VOCABULARY, Tower, gemma3_processor, write_tokenizer
+from recipec.compiler.miniature.small_checkpoint import VOCABULARY, write_tokenizer
+from recipec.compiler.miniature.small_towers import Tower, gemma3_processor
 from tests import tiny
 
 SIGLIP = {

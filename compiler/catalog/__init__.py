@@ -17,13 +17,13 @@ Other rooms import only this module, and `added.py`, which reads and writes the 
 """
 
 from recipec.compiler.catalog.family_facts import (
-    QWEN_VL,
     Served,
     Tokens,
     architecture_class,
     class_name,
     facts_of,
     family_titles,
+    with_pictures,
 )
 from recipec.compiler.catalog.finding import E0801 as E0801
 from recipec.compiler.catalog.finding import E0802 as E0802
@@ -52,7 +52,6 @@ from recipec.compiler.catalog.listing import (
 from recipec.compiler.catalog.tensor_list import Listed, tensors_in
 
 __all__ = [
-    "QWEN_VL",
     "Listed",
     "Model",
     "Served",
@@ -77,4 +76,5 @@ __all__ = [
     "tensors_in",
     "title",
     "untrainable_families",
+    "with_pictures",
 ]

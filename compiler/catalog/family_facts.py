@@ -266,24 +266,6 @@ ROWS: Mapping[str, Row] = MappingProxyType(
 )
 
 
-QWEN_VL = Tokens(
-    (
-        *("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<unk>", "<think>", "</think>"),
-        *("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"),
-    ),
-    with_pictures(
-        TEMPLATE.replace("<begin>", CHATML[0]).replace("<end>", CHATML[1]),
-        "<|vision_start|><|image_pad|><|vision_end|>",
-    ),
-    turn_end=1,
-    begins=False,
-    media={
-        **{"vision_start_token_id": 6, "image_token_id": 7, "vision_end_token_id": 8, "video_token_id": 9},
-    },
-)
-"""The tokenizer of a miniature of Qwen VL, whose text models belong to families without pictures."""
-
-
 def _facts(family: Family) -> FamilyFacts:
     row = ROWS.get(family.name, Row())
     return FamilyFacts(family.title, row.tokens or _tokens(family), row.served, row.chaotic)

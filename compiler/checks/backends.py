@@ -135,14 +135,26 @@ def _teacher(recipe: Recipe, backend: str) -> Iterator[Diagnostic]:
 E0963 = Code(
     "E0963",
     "pictures with another backend",
-    cause="train_trl.py and train_torchax.py read texts alone.",
+    cause="train_torchax.py reads texts alone. In the larger Gemma 4 models of transformers 5.12, the tokens "
+    "of a picture see each other in all layers. In train.py they do in layers with a sliding window only. "
+    "TRL's fused head calls a decoder under a name that transformers' Llama 4 with pictures does not have.",
     cure="Remove `data.images`, or build without that `--backend`.",
 )
 
 
-def _pictures(recipe: Recipe, backend: str) -> Iterator[Diagnostic]:
-    if recipe.data.images is not None:
-        yield _refusal(backend, E0963, " reads no pictures", "data.images", REMOVE, at_key=True)
+def _pictures(program: Program, backend: str) -> Iterator[Diagnostic]:
+    """Refuse pictures that a backend does not read, or not as train.py does."""
+    vision, reason = program.architecture.vision, ""
+    if program.recipe.data.images is None:
+        return
+    if backend == "torchax":
+        reason = " reads no pictures"
+    elif vision is not None and vision.within_window:
+        reason = f": transformers 5.12 masks the pictures of this {vision.kind} otherwise than train.py"
+    elif program.family.name == "llama4":
+        reason = ": TRL's fused head computes no Llama 4 with pictures"
+    if reason:
+        yield _refusal(backend, E0963, reason, "data.images", REMOVE, at_key=True)
 
 
 E0959 = Code(
@@ -160,7 +172,7 @@ def check_trl(program: Program) -> Iterator[Diagnostic]:
     optimizer, lora = recipe.train.optimizer.name, recipe.lora
     quantization = recipe.model.quantization
     yield from _teacher(recipe, "trl")
-    yield from _pictures(recipe, "trl")
+    yield from _pictures(program, "trl")
     if optimizer in ("lion", "muon"):
         which = "Lion" if optimizer == "lion" else "Muon with Adam for vectors and embeddings"
         reason = f": torch and transformers have no {which}"
@@ -301,7 +313,7 @@ def check_torchax(program: Program) -> Iterator[Diagnostic]:
     """Yield what TorchAX cannot do of a recipe, or does differently from train.py."""
     recipe, lora, refuse = program.recipe, program.lora, partial(_refusal, "torchax")
     yield from _teacher(recipe, "torchax")
-    yield from _pictures(recipe, "torchax")
+    yield from _pictures(program, "torchax")
     if recipe.train.objective == "grpo":
         reason = " learns from no rewards of the model's own completions"
         yield refuse(E0962, reason, "train.objective", "objective: sft")

@@ -28,7 +28,9 @@ LAYERS = {
     "Llama4": "Llama4TextDecoderLayer",
     "GPTNeoX": "GPTNeoXLayer",
     "NemotronH": "NemotronHBlock",
+    "PaddleOCRVL": "PaddleOCRDecoderLayer",
     "Qwen3VL": "Qwen3VLTextDecoderLayer",
+    "Qwen3VLMoe": "Qwen3VLMoeTextDecoderLayer",
 }
 """The decoder layer's class, where its name does not follow from the causal model's class; several with
 commas."""

@@ -76,6 +76,8 @@ def trl(program: Program) -> Pins:
     pins = _pins("trl")
     if program.recipe.model.quantization is not None:
         pins |= _pins("trl-quantized")
+    if program.recipe.data.images is not None:
+        pins |= _pins("trl-pictures")
     return _logging(program, _reaching(program, pins))
 
 

@@ -12,16 +12,16 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.catalog import QWEN_VL, Tokens, class_name, facts_of
+from recipec.compiler.catalog import Tokens, class_name, facts_of, with_pictures
 from recipec.compiler.miniature.fewer_layers import pattern, with_layers
+from recipec.compiler.miniature.small_towers import TOWERS, tower_kind, tower_of
 from recipec.runtime.model.families import Architecture, family_of
 from recipec.runtime.model.families.family import CHUNKED, SLIDING, text_config
-from recipec.runtime.model.families.towers import HELD
 from recipec.runtime.model.partition_rules import shards
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def write_checkpoint(
         partial / "generation_config.json",
         {"bos_token_id": 2, "eos_token_id": [1, tokens_of(config).turn_end], "pad_token_id": 0},
     )
-    if "vision_config" in config:
-        for name, value in TOWERS[config["model_type"]].files.items():
+    if (tower := tower_of(config)) is not None:
+        for name, value in tower.files.items():
             _write_json(partial / name, value)
     write_tokenizer(partial, tokens_of(config), texts, added)
     shutil.rmtree(directory, ignore_errors=True)
@@ -81,16 +81,19 @@ def write_checkpoint(
 def _tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield every tensor of the checkpoint with its shape: text in layer order, then the vision tower."""
     family = family_of(config)
-    multimodal = "vision_config" in config
-    prefix = "model.language_model." if multimodal else family.prefixes[-1]
+    tower = tower_of(config)
+    prefix = family.prefixes[-1] if tower is None else tower.text
     for parameter in family.parameters(family.architecture(config)):
         for source in parameter.sources:
             yield source.full_name(prefix), source.shape
     for name, shape in family.kept(text_config(config)).items():
         yield prefix + name, shape
-    if multimodal:
-        vision = family.vision(config, [f"model.{part}." for part in HELD])
+    if tower is not None:
+        # A checkpoint also has the last layers of a tower, of which LLaVA makes no feature.
+        whole = {**config, "vision_feature_layer": -1}
+        vision = family.vision(whole, tower.held)
         assert vision is not None
+        yield from tower.unread.items()
         for parameter in vision.parameters():
             for source in parameter.sources:
                 yield source.name, source.shape
@@ -127,158 +130,18 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-@dataclass(frozen=True)
-class Tower:
-    """A multimodal model's vision tower in miniature.
-
-    Attributes:
-        config: vision_config. A value of None becomes the text model's hidden size.
-        further: further keys of config.json.
-        processor: of preprocessor_config.json; empty if pictures of the model are not read.
-        named: of processor_config.json, the class and numbers of the whole processor.
-        tokens: the tokenizer, if the family's has no tokens for pictures.
-    """
-
-    config: Mapping[str, Any]
-    further: Mapping[str, Any] = field(default_factory=dict)
-    processor: Mapping[str, Any] = field(default_factory=dict)
-    named: Mapping[str, Any] = field(default_factory=dict)
-    tokens: Tokens | None = None
-
-    @property
-    def files(self) -> dict[str, dict[str, Any]]:
-        """Return the files of transformers' processor, as JSON values by name."""
-        if not self.processor:
-            return {}
-        whole = {**self.processor, **self.named}
-        return {"preprocessor_config.json": whole, "processor_config.json": dict(self.named)}
-
-
-def gemma3_processor(side: int, tokens: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return Gemma 3's processor, as Tower has it.
-
-    Args:
-        side: width and height of a picture in pixels, to which each is resized.
-        tokens: of a picture.
-    """
-    picture = {
-        **{
-            "image_processor_type": "Gemma3ImageProcessor",
-            "resample": 2,
-            "size": {"height": side, "width": side},
-        },
-        **{"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255},
-        **{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]},
-    }
-    return picture, {"processor_class": "Gemma3Processor", "image_seq_length": tokens}
-
-
-VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-QWEN_PATCHES = {"patch_size": 8, "temporal_patch_size": 2, "spatial_merge_size": 2}
-QWEN_SIZES = {
-    **{"hidden_size": 32, "intermediate_size": 64, "depth": 2, "num_heads": 2, "out_hidden_size": None},
-    **QWEN_PATCHES,
-}
-QWEN_PICTURES = {
-    "image_processor_type": "Qwen2VLImageProcessorFast",
-    **{"patch_size": 8, "temporal_patch_size": 2, "merge_size": 2},
-    "size": {"shortest_edge": 256, "longest_edge": 4096},
-}
-TOWERS = {
-    "gemma3": Tower(
-        {
-            "model_type": "siglip_vision_model",
-            **VISION,
-            "image_size": 32,
-            "patch_size": 8,
-            "num_channels": 3,
-            "vision_use_head": False,
-        },
-        {"mm_tokens_per_image": 4},
-        *gemma3_processor(32, 4),
-    ),
-    "gemma4": Tower(
-        {
-            "model_type": "gemma4_vision",
-            **VISION,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "patch_size": 4,
-            "pooling_kernel_size": 2,
-            "position_embedding_size": 64,
-            "default_output_length": 16,
-        },
-        {"audio_config": None},
-        {
-            "image_processor_type": "Gemma4ImageProcessor",
-            **{"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
-        },
-        {"processor_class": "Gemma4Processor"},
-    ),
-    "gemma4_unified": Tower(
-        {
-            "model_type": "gemma4_unified_vision",
-            **{"mm_embed_dim": 32, "output_proj_dims": 32},
-            "patch_size": 4,
-            "pooling_kernel_size": 2,
-            "mm_posemb_size": 64,
-            "num_soft_tokens": 16,
-        },
-        {"audio_config": None},
-        {
-            "image_processor_type": "Gemma4UnifiedImageProcessor",
-            **{"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
-        },
-        {"processor_class": "Gemma4UnifiedProcessor"},
-    ),
-    "qwen2_vl": Tower(
-        {
-            "model_type": "qwen2_vl",
-            **{
-                "embed_dim": 32,
-                "mlp_ratio": 2,
-                "depth": 2,
-                "num_heads": 2,
-                "hidden_size": None,
-                **QWEN_PATCHES,
-            },
-        },
-        {},
-        QWEN_PICTURES,
-        {"processor_class": "Qwen2VLProcessor"},
-        QWEN_VL,
-    ),
-    "qwen2_5_vl": Tower(
-        {
-            "model_type": "qwen2_5_vl",
-            **{**QWEN_SIZES, "window_size": 32, "fullatt_block_indexes": [1]},
-        },
-        {},
-        QWEN_PICTURES,
-        {"processor_class": "Qwen2_5_VLProcessor"},
-        QWEN_VL,
-    ),
-    **{
-        kind: Tower(
-            {
-                "model_type": kind,
-                **{**QWEN_SIZES, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
-            },
-            {},
-            QWEN_PICTURES,
-            {"processor_class": "Qwen3VLProcessor"},
-            QWEN_VL,
-        )
-        for kind in ("qwen3_vl", "qwen3_vl_moe")
-    },
-}
-"""Model types whose miniatures are multimodal if the original is. The others get only the text model."""
-
-
 def tokens_of(config: Mapping[str, Any]) -> Tokens:
     """Return the tokenizer of a miniature, from its config.json."""
-    tower = TOWERS.get(str(config.get("model_type"))) if "vision_config" in config else None
-    return (tower and tower.tokens) or facts_of(family_of(config).name).tokens
+    tokens, tower = facts_of(family_of(config).name).tokens, tower_of(config)
+    if tower is None or not tower.special:
+        return tokens
+    special = (*tokens.special, *tower.special)
+    return replace(
+        tokens,
+        special=special,
+        chat_template=with_pictures(tokens.chat_template, tower.place),
+        media={key: special.index(token) for key, token in tower.media.items()},
+    )
 
 
 ROLES = ("system", "user", "model", "assistant")
@@ -378,7 +241,10 @@ NOT_TAKEN = (
 
 
 def shrink(
-    config: Mapping[str, Any], axes: Mapping[str, int] | None = None, head_dim: int = 16
+    config: Mapping[str, Any],
+    axes: Mapping[str, int] | None = None,
+    head_dim: int = 16,
+    multimodal: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return a config.json of the same family, with one full period of layers and at least two layers.
 
@@ -387,10 +253,10 @@ def shrink(
     axis splits is a multiple of that axis. Values that are not sizes do not change.
 
     Args:
-        config: the original's. That of a multimodal model becomes nested if its model_type has an entry in
-            TOWERS.
+        config: the original's. That of a multimodal model becomes nested if its tower has an entry in TOWERS.
         axes: axes of the mesh that the miniature is trained on.
         head_dim: the least size of a head.
+        multimodal: keys of the original's that describe its tower, if `config` lacks them. LLaVA has several.
     """
     family, text = family_of(config), text_config(config)
     sizes = Sizes.of(family.architecture(config), text, axes or {}, head_dim)
@@ -405,17 +271,12 @@ def shrink(
         if key not in small and kind in sizes.original.layer_types:
             small[key] = WINDOW
     small |= family.miniature(config, small)
-    kind = str(small["model_type"])
-    if text is config and kind in TOWERS:  # published as one level
-        small["model_type"] = f"{kind}_text"
-    elif text is config or _whole(small) not in TOWERS:
+    kind = tower_kind({**config, **multimodal})
+    if kind not in TOWERS:
         return complete(small)
-    return complete({"text_config": small})
-
-
-def _whole(text: Mapping[str, Any]) -> str:
-    """Return the model_type of a multimodal model, from its text model's config."""
-    return str(text["model_type"]).removesuffix("_text")
+    if text is config:  # published as one level
+        small["model_type"] = f"{kind}_text"
+    return complete({"model_type": config["model_type"], "text_config": small}, kind)
 
 
 @dataclass(frozen=True)
@@ -553,21 +414,24 @@ def _is_dropped(key: str) -> bool:
     return key in NOT_TAKEN or key.endswith(("_token_id", "_token_ids", "_token_index"))
 
 
-def complete(config: Mapping[str, Any]) -> dict[str, Any]:
+def complete(config: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
     """Complete a text config, or one nested in `text_config`, with the other keys that transformers requires.
 
     A nested config becomes the multimodal model, with a small vision tower.
+
+    Args:
+        kind: of the tower, a key of TOWERS; None for the one of the model's type.
     """
     text = dict(text_config(config))
-    name = class_name(text)
     if "text_config" not in config:
-        return {**text, "architectures": [f"{name}ForCausalLM"], "dtype": "bfloat16"}
-    tower = TOWERS[_whole(text)]
+        return {**text, "architectures": [f"{class_name(text)}ForCausalLM"], "dtype": "bfloat16"}
+    whole_type = str(config["model_type"])
+    tower = TOWERS[kind or whole_type]
     hidden = text["hidden_size"]
     vision = {key: hidden if value is None else value for key, value in tower.config.items()}
     whole = {
-        "architectures": [f"{name}ForConditionalGeneration"],
-        "model_type": _whole(text),
+        "architectures": [CONDITIONAL.get(whole_type, f"{class_name(text)}ForConditionalGeneration")],
+        "model_type": whole_type,
         "dtype": "bfloat16",
         "tie_word_embeddings": text.get("tie_word_embeddings", True),
         "text_config": text,
@@ -575,6 +439,13 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
         **tower.further,
     }
     return whole | dict(tokens_of(whole).media)
+
+
+CONDITIONAL = {
+    "llava": "LlavaForConditionalGeneration",
+    "mistral3": "Mistral3ForConditionalGeneration",
+}
+"""transformers' classes of multimodal models that hold a text model of another name, by model type."""
 
 
 def _heads(counts: Sequence[int], tp: int, least: int) -> list[int]:

@@ -148,7 +148,7 @@ def write_miniature(program: Program, work: Path, dtype: str | None = None) -> s
     texts = [message["content"] for row in rows for message in row]
     if not program.family.tunix:
         return write_any(work / "model", program, axes, texts, dtype)
-    config = shrink(program.config, axes)
+    config = shrink(program.config, axes, multimodal=program.multimodal)
     write_checkpoint(work / "model", config, texts, dtype=dtype, added=program.recipe.model.add_tokens)
     if program.teacher is not None:  # the same model, with an embedding of other values
         write_checkpoint(work / f"model{TEACHER}", config, texts, dtype=dtype, embedding_scale=TEACHER_SCALE)

@@ -6,7 +6,7 @@ All names and shapes follow Hugging Face: a projection has its name within the d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ import numpy as np
 
 from ..errors import UserError
 from ..model.adapters import PARTS, LoraSettings, Matrices, build_adapters
+from ..model.families.towers import holder, is_of_tower
 from ..model.initial import initial_adapters
 from ..model.selection import train_only
 from ..peft.adapter import ROWS, open_adapter
-from ..peft.exporting import adapter_config, module_prefix
+from ..peft.exporting import adapter_config, full_name, module_prefix
 from ..peft.fitting import fitting
 from ..peft.peft_names import WRAPPER, whole_sources
 from ..settings import ModelSettings
+from ..training.first_values import sources
 from ..weights.checkpoint import HFCheckpoint
 
 Pairs = Mapping[str, Matrices]
@@ -40,10 +42,11 @@ def load_model(
     attention: str | None = None,
     **options: Any,
 ) -> Any:
-    """Load transformers' model of a checkpoint as AutoModelForCausalLM does, with towers of other modalities.
+    """Load transformers' model of a checkpoint as AutoModelForCausalLM does, with towers of other modalities;
+    or as AutoModelForImageTextToText does, if pictures are read or the other class lacks the model.
 
     Args:
-        base: the checkpoint, on this machine.
+        base: the checkpoint, on this machine; from `seeing` if pictures are read.
         dtype: of the weights; None for the recipe's model.dtype.
         meta: build the model without values, on the device `meta`, including its computed buffers.
         attention: transformers' attn_implementation; None for the result of `attention_of`.
@@ -53,7 +56,7 @@ def load_model(
         UserError: transformers cannot load it.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     if base.directory is None:
         raise UserError(f"{base.name}: is not a folder on this machine", "give a copy of it with --model DIR")
@@ -64,18 +67,19 @@ def load_model(
     try:
         # Without this, transformers asks on the terminal whether the checkpoint's own code may run.
         config = AutoConfig.from_pretrained(base.directory, trust_remote_code=False)
+        kind = _auto_class(base, config)
         if base.dequantized:
             del config.quantization_config
         if meta or base.dequantized:
             with torch.device("meta"):
-                empty = AutoModelForCausalLM.from_config(config, **how)
+                empty = kind.from_config(config, **how)
         if meta:
             return empty
         if base.dequantized:
             # transformers' own reading of FP8 assumes that a matrix has blocks of equal size.
             tensors = {name: _tensor(base, name) for name in base.tensors}
             return type(empty).from_pretrained(None, config=config, state_dict=tensors, **how, **options)
-        return AutoModelForCausalLM.from_pretrained(
+        return kind.from_pretrained(
             base.directory, trust_remote_code=False, use_safetensors=True, **how, **options
         )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
@@ -85,6 +89,21 @@ def load_model(
             "install the versions in the backend's requirements file, and check that the checkpoint is "
             "complete",
         ) from error
+
+
+def _auto_class(base: HFCheckpoint, config: Any) -> Any:
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
+
+    only = type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+    sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if base.architecture.vision is not None or (only and sees):
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
 
 
 def _tensor(base: HFCheckpoint, name: str) -> Any:
@@ -190,19 +209,18 @@ def set_adapters(model: Any, base: HFCheckpoint, values: Pairs) -> None:
                 parameter.copy_(torch.from_numpy(np.array(parts[which.removeprefix("lora_")], np.float32)))
 
 
-def set_base(model: Any, base: HFCheckpoint, names: Iterable[str], frozen: HFCheckpoint) -> None:
-    """Replace weights under the adapters of a model from `attach`, in place.
+def set_base(model: Any, base: HFCheckpoint, lora: LoraSettings, frozen: HFCheckpoint) -> None:
+    """Replace the weights under the adapters of a model from `attach`, in place.
 
     Args:
-        names: of the projections.
         frozen: holds the new weights, under the base's names.
     """
     import torch
 
     with torch.no_grad():
-        for name in names:
-            parameter = model.get_parameter(f"{WRAPPER}{module_prefix(base)}{name}.base_layer.weight")
-            parameter.copy_(torch.from_numpy(frozen.read(f"{base.prefix}{name}.weight")))
+        for name, source in sources(base, lora).items():
+            parameter = model.get_parameter(f"{WRAPPER}{full_name(base, name)}.base_layer.weight")
+            parameter.copy_(torch.from_numpy(frozen.read(source.full_name(base.prefix))))
 
 
 def adapter_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
@@ -212,16 +230,19 @@ def adapter_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
     Args:
         model: from `attach`, or an object with its parameters under the same names.
     """
-    start = f"{WRAPPER}{module_prefix(base)}"
+    text, parts = f"{WRAPPER}{module_prefix(base)}", f"{WRAPPER}{holder(base.config)}"
     out = {}
     for name, parameter in model.named_parameters():
         for which, called in zip(PARTS, ("A", "B", "magnitude_vector"), strict=True):
             end = f".lora_{called}.{ADAPTER}.weight"
-            if name.startswith(start) and name.endswith(end):
-                out[f"{name.removeprefix(start).removesuffix(end)}.lora_{which}"] = parameter
+            if not name.endswith(end):
+                continue
+            module = name.removesuffix(end)
+            of_tower = is_of_tower(module.removeprefix(parts))
+            out[f"{module.removeprefix(parts if of_tower else text)}.lora_{which}"] = parameter
         plain_name = name.removesuffix(f".{ADAPTER}")
-        if name.startswith(start) and plain_name.endswith(ROWS):
-            out[base.prefix + plain_name.removeprefix(start)] = parameter
+        if name.startswith(text) and plain_name.endswith(ROWS):
+            out[base.prefix + plain_name.removeprefix(text)] = parameter
     return out
 
 

@@ -129,6 +129,13 @@ class PreparedData:
             return self.eval_batches.only(rows)
         return self.eval_batches if rows is None else [only(batch, rows) for batch in self.eval_batches]
 
+    def eval_batch(self, number: int, rows: Sequence[int] | None = None) -> Batch:
+        """Return an evaluation batch, or some of its rows."""
+        batches = self.eval_batches
+        if rows is None:
+            return batches[number]
+        return batches.only(rows)[number] if isinstance(batches, EvalBatches) else only(batches[number], rows)
+
     def state(self, step: int) -> dict[str, Any]:
         """Return the data's position after optimizer step `step`, as JSON values for its checkpoint."""
         return {

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as SEEING
 from typer.testing import CliRunner
 
 from recipec.compiler.catalog import class_name
@@ -23,6 +24,7 @@ from recipec.compiler.emitters.baseline import decoder_layer
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering.backend import Backend
 from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.model.families.towers import READERS
 from tests.emit.emitting import program_of, tool
 
 RECIPE = """\
@@ -165,6 +167,13 @@ def test_model_class_names_match_transformers() -> None:
         assert named == f"{class_name(config)}ForCausalLM"
         module = sys.modules[getattr(transformers, named).__module__]
         assert all(hasattr(module, layer) for layer in decoder_layer(config).split(",")), kind
+
+
+@pytest.mark.parametrize("kind", sorted({*READERS} - {"llava", "mistral3"}))
+def test_layer_class_of_models_that_read_pictures_is_in_transformers(kind: str) -> None:
+    whole = getattr(transformers, SEEING[kind])
+    config = {"model_type": kind, "text_config": {"model_type": f"{kind}_text"}}
+    assert hasattr(sys.modules[whole.__module__], decoder_layer(config))
 
 
 @pytest.mark.parametrize(

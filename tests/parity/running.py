@@ -21,7 +21,7 @@ from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering.backend import Backend, others
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.miniature.small_checkpoint import shrink, write_checkpoint
-from recipec.compiler.miniature.small_recipe import conversations, row_of
+from recipec.compiler.miniature.small_recipe import conversations, pictured_row, row_of
 from recipec.compiler.parity.backend_runs import SCRIPTS
 from recipec.compiler.parity.compare import read_trace
 from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
@@ -66,8 +66,12 @@ class Place:
             **case.recipe,
         }
         (folder / "recipe.yaml").write_text(json.dumps(recipe))
-        rows = [json.dumps(row_of(row, recipe["data"].get("format", "chat"))) for row in conversations(48)]
-        (folder / "train.jsonl").write_text("\n".join(rows) + "\n")
+        form, seeing = recipe["data"].get("format", "chat"), "images" in recipe["data"]
+        rows = [
+            pictured_row(row, form, number) if seeing else row_of(row, form)
+            for number, row in enumerate(conversations(48))
+        ]
+        (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         self.program = _program(folder / "recipe.yaml", backends)
         write(folder / "generated", {"tiny": emit(self.program, others(backends))})
 
@@ -135,7 +139,8 @@ def merged_tensors(folder: Path) -> dict[str, Any]:
 
 
 def _config(case: Case) -> dict[str, Any]:
-    small = shrink(catalog.entries()[case.like]["config"], {"fsdp": 2})
+    entry = catalog.entries()[case.like]
+    small = shrink(entry["config"], {"fsdp": 2}, multimodal=entry.get("vision", {}))
     text = small.get("text_config", small)
     text |= {"num_hidden_layers": len(case.layers), "layer_types": list(case.layers), **case.sizes}
     return small

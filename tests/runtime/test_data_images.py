@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipec.runtime.backends.trl.picture_inputs import picture_inputs
 from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
 from recipec.runtime.data.tokenizer import load_tokenizer
 from recipec.runtime.errors import UserError
@@ -85,6 +86,20 @@ def test_tokens_and_patches_are_those_of_transformers_processor(kind: str, tmp_p
         order = np.lexsort(own.T), np.lexsort(patches.T)
         np.testing.assert_array_equal(own[order[0]], patches[order[1]])
         _check_indices(batch, run, i)
+        patches_of_each = 36 if kind in ("gemma3", "llama4", "llava") else None
+        inputs = picture_inputs(batch, MODEL_TYPES[kind], patches_of_each)
+        assert "pixel_values" in inputs
+        for name in (inputs.keys() & expected.keys()) - {"token_type_ids", "mm_token_type_ids"}:
+            wanted = np.asarray(expected[name])
+            if kind.startswith("gemma4"):  # padded to the most tokens
+                wanted = wanted[:, : inputs[name].shape[1]]
+            np.testing.assert_array_equal(inputs[name].squeeze(), wanted.squeeze(), err_msg=name)
+
+
+MODEL_TYPES = {"pixtral": "mistral3", "qwen_vl": "qwen2_5_vl"} | {
+    kind: kind for kind in IMAGES if kind not in ("pixtral", "qwen_vl")
+}
+"""A model type with each kind of processor."""
 
 
 def load_tokenizer_text(checkpoint: Path, ids: np.ndarray) -> str:

@@ -9,12 +9,13 @@ processes then compute one such micro-batch together at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import groupby
 
 import numpy as np
 
-from ...data.batches import Batch, EvalPart
+from ...data.batches import Batch, EvalBatches, EvalPart, only
 from ...data.prepare import PreparedData
 from ...errors import UserError
 from ...settings import TrainSettings
@@ -34,6 +35,7 @@ class Pieces:
         train: its micro_batch_size is the number of rows, or of pairs, of a piece; its objective sets the
             weights.
         process, processes: this process's index, and the number of processes.
+        pictures: returns the model's arguments for the pictures of some rows; None for data without pictures.
 
     Attributes:
         per_step: pieces per optimizer step on each process.
@@ -42,8 +44,15 @@ class Pieces:
         UserError: when the processes cannot share a micro-batch that has to be computed at once.
     """
 
-    def __init__(self, prepared: PreparedData, train: TrainSettings, process: int, processes: int) -> None:
-        self._prepared, self._train = prepared, train
+    def __init__(
+        self,
+        prepared: PreparedData,
+        train: TrainSettings,
+        process: int,
+        processes: int,
+        pictures: Callable[[Batch], Batch] | None = None,
+    ) -> None:
+        self._prepared, self._train, self._pictures = prepared, train, pictures
         rows = train.micro_batch_size
         if train.loss_type in OBJECTIVES[train.objective].mismatched:
             rows, left = divmod(prepared.rows, processes)
@@ -56,7 +65,9 @@ class Pieces:
         self._rows = rows * prepared.samples.group
         self._process, self._processes = process, processes
         self.per_step = train.global_batch_size // (rows * processes)
-        self._window = lru_cache(maxsize=1)(self._window_of)
+        # The weights of preferences depend on the other rows of their micro-batch.
+        self._whole = bool(OBJECTIVES[train.objective].format)
+        self._weighed = lru_cache(maxsize=1)(self._weighed_of)
 
     def of(self, number: int) -> Batch:
         """Return this process's rows of piece `number` of the run, counted from 0.
@@ -70,77 +81,106 @@ class Pieces:
             pair_weights float32[B], of the loss of a row's pair; 0 for a filler pair.
             For pairs also answers bool[B, T], which labels belong to an answer. For single answers desirable
             float32[B], as in a micro-batch. If the loss needs them, the arrays of prompts with other rows'
-            answers: input_ids and so on, with the prefix OTHER.
+            answers: input_ids and so on, with the prefix OTHER. With pictures, the arrays of
+            picture_inputs.py.
         """
         step, piece = divmod(number, self.per_step)
-        return self._cut(self._window(step), piece)
+        accumulation = self._prepared.accumulation
+        first = step * accumulation * self._prepared.rows
+        numbers = range(first + self._start(piece), first + self._start(piece) + self._rows)
+        return self._cut(self._gathered(self._prepared.micro_batch, numbers, accumulation))
 
-    def evaluation(self) -> list[Batch]:
+    def evaluation(self) -> Sequence[Batch]:
         """Return the pieces of the evaluation data; their sum over pieces and processes is its targets' loss.
 
         Each process has the same number of pieces; some are empty if there are not enough rows.
         """
-        return [piece for part in self._held_out for piece in part]
+        places = [(part, piece) for part in self._parts for piece in range(self._count(part))]
+        return EvalBatches(lambda number, _: self._held_out(*places[number]), len(places))
 
     @property
     def eval_parts(self) -> list[EvalPart]:
         """Return which of `evaluation`'s pieces belong to each source, if there are several sources."""
         out: list[EvalPart] = []
-        total = sum(map(len, self._held_out))
-        for part, pieces in zip(self._prepared.eval_parts, self._held_out, strict=False):
+        total = sum(map(self._count, self._parts))
+        for part, batches in zip(self._prepared.eval_parts, self._parts, strict=False):
             start = out[-1].batches.stop if out else 0
             # The pieces sum up to the loss, while the loss is the mean of batches.
             factor = part.factor * len(self._prepared.eval_batches) / total
-            out.append(EvalPart(part.name, slice(start, start + len(pieces)), factor))
+            out.append(EvalPart(part.name, slice(start, start + self._count(batches)), factor))
         return out
 
-    @cached_property
-    def _held_out(self) -> list[list[Batch]]:
-        """The pieces of the evaluation data, separately for each source."""
-        batches = self._prepared.eval_batches
-        if not batches:
-            return []
-        every = _weighed_each(batches, self._train)
-        parts = [part.batches for part in self._prepared.eval_parts] or [slice(None)]
-        return [self._pieces(_concatenated(every[part])) for part in parts]
+    @property
+    def _parts(self) -> list[range]:
+        """Return the numbers of the evaluation batches, separately for each source."""
+        whole = range(len(self._prepared.eval_batches))
+        return [whole[part.batches] for part in self._prepared.eval_parts] or [whole]
 
-    def _pieces(self, rows: Batch) -> list[Batch]:
-        """Cut rows into pieces, after filling them up with empty rows."""
-        count = -(-len(rows["tokens"]) // (self._rows * self._processes))
-        missing = count * self._rows * self._processes - len(rows["tokens"])
-        padded = {
-            name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in rows.items()
-        }
-        return [self._cut(padded, piece) for piece in range(count)]
+    def _count(self, batches: range) -> int:
+        """Return the number of pieces that the rows of some evaluation batches fill."""
+        return -(-len(batches) * self._prepared.rows // (self._rows * self._processes))
 
-    def _window_of(self, step: int) -> Batch:
-        """Return all rows of an optimizer step."""
-        first = step * self._prepared.accumulation
-        numbers = range(first, first + self._prepared.accumulation)
-        batches = [self._prepared.micro_batch(number) for number in numbers]
-        return _concatenated(_weighed_each(batches, self._train))
+    def _start(self, piece: int) -> int:
+        """Return the first of this process's rows of a piece, among those of all pieces."""
+        return (piece * self._processes + self._process) * self._rows
 
-    def _cut(self, rows: Batch, piece: int) -> Batch:
-        start = (piece * self._processes + self._process) * self._rows
-        local = {name: array[start : start + self._rows] for name, array in rows.items()}
-        answers = labels(local["tokens"], local["segment_ids"], local["loss_mask"]) != -100
-        cut = {
-            "input_ids": local["tokens"].astype(np.int64),
-            "position_ids": local["positions"].astype(np.int64),
-            "labels": labels(local["tokens"], local["segment_ids"], local["scored"]),
-            "real": local["segment_ids"] > 0,
+    def _held_out(self, batches: range, piece: int) -> Batch:
+        """Return a piece of some evaluation batches, filled up with empty rows."""
+        first, end = (number * self._prepared.rows for number in (batches.start, batches.stop))
+        start = first + self._start(piece)
+        numbers = range(start, min(start + self._rows, end))
+        kept = numbers or range(first, first + 1)
+        rows = self._gathered(self._prepared.eval_batch, kept, len(self._prepared.eval_batches))
+        if not numbers:
+            rows = {name: np.zeros_like(array) for name, array in rows.items()}
+        missing = (0, self._rows - len(kept))
+        return self._cut(
+            {name: np.pad(array, [missing] + [(0, 0)] * (array.ndim - 1)) for name, array in rows.items()}
+        )
+
+    def _gathered(
+        self, build: Callable[[int, Sequence[int] | None], Batch], numbers: range, of: int
+    ) -> Batch:
+        """Return rows of micro-batches whose losses are averaged, with the weights of the losses.
+
+        Args:
+            build: returns a micro-batch, or some of its rows.
+            numbers: of the rows, counted over all micro-batches.
+            of: the number of micro-batches whose losses are averaged.
+        """
+        size, parts = self._prepared.rows, []
+        for batch, rows in groupby(numbers, lambda number: number // size):
+            places = [number % size for number in rows]
+            if self._whole:
+                parts.append(only(self._weighed(build, batch, of), places))
+            else:
+                parts.append(_weighed(build(batch, places), of, self._train))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _weighed_of(self, build: Callable[[int, Sequence[int] | None], Batch], batch: int, of: int) -> Batch:
+        return _weighed(build(batch, None), of, self._train)
+
+    def _cut(self, rows: Batch) -> Batch:
+        answers = labels(rows["tokens"], rows["segment_ids"], rows["loss_mask"]) != -100
+        piece = {
+            "input_ids": rows["tokens"].astype(np.int64),
+            "position_ids": rows["positions"].astype(np.int64),
+            "labels": labels(rows["tokens"], rows["segment_ids"], rows["scored"]),
+            "real": rows["segment_ids"] > 0,
             "share": np.asarray(1 / (self.per_step * self._processes), np.float32),
-            "tokens": np.asarray(np.count_nonzero(local["segment_ids"])),
+            "tokens": np.asarray(np.count_nonzero(rows["segment_ids"])),
             "targets": np.asarray(np.count_nonzero(answers)),
         }
+        if self._pictures is not None:
+            piece |= self._pictures(rows)
         objective = OBJECTIVES[self._train.objective]
         if not objective.format:
-            return cut | {"weights": local["weights"]}
-        cut["pair_weights"] = local["pair_weights"]
+            return piece | {"weights": rows["weights"]}
+        piece["pair_weights"] = rows["pair_weights"]
         if not objective.pairs:
-            return cut | {"desirable": local["desirable"]} | _others(local)
-        cut["answers"] = answers
-        return cut | {"weights": local["weights"]} if objective.likelihood else cut
+            return piece | {"desirable": rows["desirable"]} | _others(rows)
+        piece["answers"] = answers
+        return piece | {"weights": rows["weights"]} if objective.likelihood else piece
 
 
 def _others(piece: Batch) -> Batch:
@@ -155,22 +195,13 @@ def _others(piece: Batch) -> Batch:
     }
 
 
-def _weighed_each(batches: Sequence[Batch], train: TrainSettings) -> list[Batch]:
-    """Return the rows of micro-batches whose losses are averaged, with the weights of the losses."""
-    return [_weighed(batch, len(batches), train) for batch in batches]
-
-
-def _concatenated(batches: Sequence[Batch]) -> Batch:
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-
-
 def _weighed(batch: Batch, of: int, train: TrainSettings) -> Batch:
     """Return a micro-batch's rows with the tokens that its loss scores, and the weights.
 
     Args:
         of: the number of micro-batches whose losses are averaged.
     """
-    rows = {name: batch[name] for name in ("tokens", "positions", "segment_ids", "loss_mask")}
+    rows = {name: value for name, value in batch.items() if value.ndim and name != "desirable"}
     weights = np.full(len(batch["tokens"]), 0.0 if batch["norm"] == 0 else 1.0 / batch["norm"] / of)
     rows["scored"] = batch["loss_mask"]
     objective = OBJECTIVES[train.objective]

@@ -115,7 +115,7 @@ def trainable_model(
     attached = attach(loaded, base, model, lora)
     set_adapters(attached, base, values)
     if initial is not None:
-        set_base(attached, base, initial, residual(base, lora, initial))
+        set_base(attached, base, lora, residual(base, lora, initial))
     return attached
 
 

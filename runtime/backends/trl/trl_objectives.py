@@ -22,7 +22,10 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from ...settings import TrainSettings
 from ...training.objectives import OBJECTIVES
 from ...training.preference_losses import Functions, pair_loss, unpaired_losses
+from .picture_inputs import ARGUMENTS as PICTURES
 from .pieces import OTHER
+
+TEXTS = ("input_ids", "position_ids", "labels")
 
 Tensors = dict[str, torch.Tensor]
 Objective = Callable[[Any, Any, Mapping[str, Any]], tuple[torch.Tensor, Tensors]]
@@ -86,7 +89,7 @@ def _load_balancing(config: Any, logits: tuple[torch.Tensor, ...], real: torch.T
 
 def _log_probs(model: Any, piece: Mapping[str, Any]) -> torch.Tensor:
     """Return float32[B, T - 1]: at t the log-probability of labels[:, t + 1], or 0 if that label is -100."""
-    inputs = {name: piece[name] for name in ("input_ids", "position_ids", "labels")}
+    inputs = {name: piece[name] for name in (*TEXTS, *PICTURES) if name in piece}
     logps: torch.Tensor = model(**inputs, use_cache=False, fused_lm_head=True).log_probs
     return logps
 

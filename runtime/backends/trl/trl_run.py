@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from ...metrics import run_facts
 from ...metrics.run_state import Ending, recorded
 from ...metrics.services import RunFiles, open_services
 from ...model.adapters import LoraSettings
+from ...model.families.towers import kind_of
 from ...model.initial import Start
 from ...peft.adapter import ROWS
 from ...reinforcement.asked import Prompts, completion_ends
@@ -46,6 +48,7 @@ from ..backend_arguments import BackendArguments
 from ..backend_arguments import parse_arguments as parse
 from ..peft_model import start, trained_parameters
 from .grpo_trainer import RewardTrainer, grpo_settings, reward_functions
+from .picture_inputs import picture_inputs
 from .pieces import Pieces
 from .recipe_loop import Surroundings, Training, arrays
 from .sft_trainer import RecipeTrainer
@@ -169,6 +172,8 @@ def _run(job: _Job) -> int:
     place = PartialState(cpu=cpu)
     with place.local_main_process_first():
         base = HFCheckpoint.open(locate_model(model, arguments.model))
+    if job.settings.data.images is not None:
+        base = base.seeing()
     base.verify()
     check_model(read_record(job.artifact), base)
     if lora is not None and lora.trainable_tokens:
@@ -248,7 +253,10 @@ def _run(job: _Job) -> int:
             how = training, around
             trainer = stack.enter_context(_rewarded(job, whole, tokenizer, prepared, ends, common, how))
         else:
-            pieces = Pieces(prepared, train, place.process_index, place.num_processes)
+            vision, pictures = base.architecture.vision, None
+            if vision is not None:
+                pictures = partial(picture_inputs, model_type=kind_of(base.config), patches=vision.patches)
+            pieces = Pieces(prepared, train, place.process_index, place.num_processes, pictures)
             trainer = RecipeTrainer(
                 whole,
                 settings_of(job.settings, job.directory, pieces.per_step, until, cpu),
@@ -387,6 +395,7 @@ def _data(job: _Job, base: HFCheckpoint, processes: int, folder: Path | None) ->
         Tokenizing(
             None if job.caches is None or "://" in job.caches else Path(job.caches),
             after=None if folder is None else data_state(folder),
+            model_dir=base.directory,
         ),
     )
 

@@ -63,6 +63,10 @@ class Qwen3Moe(DecoderFamily):
         assert a.experts is not None
         return replace(a, experts=replace(a.experts, tensors=ExpertTensors(apart=False, inputs_first=True)))
 
+    def miniature(self, config: Mapping[str, Any], small: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Make no expert's matrix square: transformers tells by its shape how a vision model stores it."""
+        return {"moe_intermediate_size": 2 * small["hidden_size"]} if config.get("model_type") in VL else {}
+
     def architecture_of(
         self, config: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]
     ) -> DecoderArchitecture:
