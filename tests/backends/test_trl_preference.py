@@ -233,7 +233,10 @@ def test_preference_losses_and_gradients_match_trl(objective: str, place: Place,
     expected = trainer.compute_loss(trainer.model, inputs)
     gradients = torch.autograd.grad(expected, list(parameters.values()))
     data: Any = SimpleNamespace(
-        samples=SimpleNamespace(group=2), accumulation=1, micro_batch=lambda number: batch
+        samples=SimpleNamespace(group=2),
+        rows=2 * len(PAIRS),
+        accumulation=1,
+        micro_batch=lambda number, rows: batch,
     )
     whole = replace(train, micro_batch_size=len(PAIRS), global_batch_size=len(PAIRS))
     piece = Pieces(data, whole, 0, 1).of(0)
