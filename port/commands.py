@@ -21,7 +21,7 @@ import yaml
 
 from recipec.compiler.wording import listing, plural
 from recipec.port import dialects, recognize
-from recipec.port.dialects import trl
+from recipec.port.dialects import open_instruct, trl
 from recipec.port.keys import tools, words
 from recipec.port.read import MAX_BYTES, Tree, parse_json, parse_yaml, read
 from recipec.port.recognize import E1101, E1110, E1193
@@ -40,6 +40,8 @@ CONFIGS = (".yaml", ".yml", ".json")
 
 SCRIPTS = "sft|dpo|orpo|kto|grpo|rloo|reward|cpo|gkd|online_dpo|nash_md|xpo|prm|bco|ppo"
 PROGRAMS: tuple[tuple[str, str, str], ...] = (
+    (rf"(?:.*/)?open_instruct/({'|'.join(open_instruct.SCRIPTS)})\.py", "open_instruct", "open-instruct"),
+    (r"(?:.*/)?open_instruct/(?:olmo_core_finetune|reward_modeling)\.py", "", "open-instruct's others"),
     (rf"trl ({SCRIPTS})", "trl", "TRL"),
     (rf"-m trl\.scripts\.({SCRIPTS})", "trl", "TRL"),
     (rf"(?:.*/)?({trl.SEEING})\.py", "trl", "TRL"),
@@ -92,6 +94,7 @@ SECTIONS = {
     "trainer": ("training_arguments",),
     "axolotl": ("config",),
     "swift": ("sft", "rlhf"),
+    "open_instruct": ("sft", "dpo", "grpo"),
     "accelerate": ("launch",),
 }
 """The tables with the types of flags, by dialect."""
@@ -178,9 +181,11 @@ def read_command(
 
 def _program(statement: Statement) -> Program | None:
     """Return the program that a statement runs, or None if it trains nothing."""
-    words = list(statement.words)
+    words = _unwrapped(list(statement.words))
     names = [PurePosixPath(word.text.lstrip("!")).name for word in words]
     starts = [index for index, name in enumerate(names) if name in STARTS]
+    if names[:2] == ["uv", "run"] and (own := [at for at, name in enumerate(names) if name.endswith(".py")]):
+        starts = [at for at in starts if at < own[0]] or own[:1]
     if not starts or (starts[0] > 0 and names[0] not in WRAPPERS):
         return None
     at, launcher = starts[0], list[Word]()
@@ -226,6 +231,15 @@ def _program(statement: Statement) -> Program | None:
     if called.endswith(".py") and (launcher or unknown(names[at])):
         return Program(called, "", "", None, tuple(launcher), rest, head, statement)
     return None
+
+
+def _unwrapped(words: list[Word]) -> list[Word]:
+    """Return the last command that open-instruct's mason.py is given to start elsewhere, or the words."""
+    if not any(PurePosixPath(word.text).name == "mason.py" for word in words):
+        return words
+    last = max((at for at, word in enumerate(words) if word.text == "--" or word.text[:2] == "&&"), default=0)
+    glued = replace(words[last], text=words[last].text[2:])
+    return [*([glued] if glued.text else []), *words[last + 1 :]]
 
 
 def _called(program: Program) -> str:
@@ -424,9 +438,9 @@ class _Script:
         dialect = chosen or program.dialect
         if dialect not in dialects.KNOWN:
             raise self._unread(program)
-        script = program.script if dialect == "trl" and program.dialect == "trl" else None
+        script = program.script if dialect == program.dialect else None
         script = "sft" if script == trl.SEEING else script
-        if script not in (None, *trl.SCRIPTS):
+        if dialect == "trl" and script not in (None, *trl.SCRIPTS):
             message = f"`{program.name}` is TRL's {script}, which has no counterpart"
             help = f"recipes train like TRL's {listing(trl.SCRIPTS, 'and')}"
             raise self.refused(E1171, message, help, self.place(program.head))

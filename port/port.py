@@ -143,7 +143,7 @@ class Ported:
 E1173 = Code(
     "E1173",
     "--script or --trainer for another kind of file",
-    cause="`--script` names a script of TRL, but the file belongs to another tool. Or `--trainer` "
+    cause="`--script` names a script, but the file belongs to a tool that has one only. Or `--trainer` "
     "chooses a trainer of a Python script, but the file is a config.",
     cure="Leave the option out.",
 )

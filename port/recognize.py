@@ -127,13 +127,6 @@ UNREAD = {
         ),
         MODELS,
     ),
-    "open-instruct": Other(
-        words(
-            "use_lora use_qlora use_slow_tokenizer use_flash_attn with_tracking checkpointing_steps "
-            "dataset_mixer_list dataset_mix_dir dataset_mixer_list_splits gamma_beta_ratio hf_entity "
-            "hf_metadata_dataset try_launch_beaker_eval_jobs try_auto_save_to_beaker"
-        )
-    ),
     "AutoTrain": Other(
         words(
             "data.column_mapping params.block_size params.model_max_length params.batch_size params.peft "

@@ -130,6 +130,13 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "new_special_tokens": "add_special_tokens",
         "swanlab_experiment_name": "swanlab_run_name",
     },
+    "open_instruct": {
+        "add_r1_style_format_reward": "apply_r1_style_format_reward",
+        "chat_template": "chat_template_name",
+        "number_samples_per_prompt": "num_samples_per_prompt_rollout",
+        "dataset_train_splits": "dataset_mixer_list_splits",
+        "penalty_reward_value": "non_stop_penalty_value",
+    },
     "swift": {**_TRAINER, "train_type": "tuner_type", "custom_register_path": "external_plugins"},
     "axolotl": {
         "evaluation_strategy": "eval_strategy",

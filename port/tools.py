@@ -18,6 +18,7 @@ NAMES: Mapping[str, Sequence[str]] = {
     "swift": ("ms-swift",),
     "oumi": (),
     "litgpt": (),
+    "open_instruct": (),
     "maxtext": (),
     "tunix": (),
 }

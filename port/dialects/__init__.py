@@ -98,6 +98,12 @@ KNOWN = {
         "base_config, model_name, max_target_length, per_device_batch_size",
         folder="base_output_directory",
     ),
+    "open_instruct": Known(
+        "open_instruct",
+        "dataset_mixer_list, use_lora, num_unique_prompts_rollout, with_tracking",
+        _GPUS,
+        scripts=True,
+    ),
     "tunix": Known(
         "tunix",
         "model_config.model_id, tokenizer_config.tokenizer_type, optimizer_config.opt_type",

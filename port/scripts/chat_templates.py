@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from recipec.port.meaning.templates import Turns, turns_of, written
-from recipec.port.scripts.dialects import Package, calls, lineage
+from recipec.port.scripts.dialects import Package, calls, kept, lineage
 from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.errors import UserError
 
@@ -46,10 +46,11 @@ def catalog(wheels: Path) -> dict[str, Any]:
         "oumi": (Package("oumi", wheels), oumi),
         "unsloth": (Package("unsloth", wheels), unsloth),
     }
-    return {
+    read_tools = {
         tool: {"version": package.version, "templates": dict(sorted(read(package).items()))}
         for tool, (package, read) in rows.items()
     }
+    return {**read_tools, "open_instruct": kept(wheels, "open_instruct", OUTPUT, open_instruct)}
 
 
 def text(data: Mapping[str, Any]) -> str:
@@ -324,6 +325,21 @@ def axolotl_texts(package: Package) -> dict[str, str]:
 
 def oumi(package: Package) -> dict[str, Row | str]:
     return {name: turns(text) for name, text in _files(package, "oumi/datasets/chat_templates/")}
+
+
+def open_instruct(package: Package) -> dict[str, Any]:
+    texts = _assigned(package.tree("open_instruct/dataset_transformation.py"), "CHAT_TEMPLATES")
+    rows = {name: turns(text) for name, text in sorted(texts.items())}
+    return {"version": package.version, "templates": rows}
+
+
+def _assigned(module: ast.Module, name: str) -> dict[str, str]:
+    """Return a table of texts that a module assigns to a name."""
+    for node in module.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            table: dict[str, str] = ast.literal_eval(node.value)
+            return table
+    raise KeyError(name)
 
 
 def _files(package: Package, folder: str) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
     python -m recipec.port.scripts.coverage FOLDER...            a table, as docs/porting.md has it
     python -m recipec.port.scripts.coverage FOLDER... --json     each file, with what became of it
+    python -m recipec.port.scripts.coverage FOLDER... --commands   the training commands of shell scripts
 
 FOLDER is a checkout of a tool, or any folder of configs. Every YAML and JSON file in it is read as `recipe
 port` reads it, with the dataset_info.json that LLaMA-Factory would find, and ported in this process: nothing
@@ -14,6 +15,7 @@ evaluation and merging. Pre-training is another kind of training.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -22,8 +24,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from recipec.compiler.lowering.hardware import from_name
+from recipec.port import dialects
+from recipec.port.commands import read_command
 from recipec.port.mesh import E1111
 from recipec.port.port import Asked, Ported, port
 from recipec.port.read import read
@@ -49,6 +54,7 @@ REASONS = {
     UNKNOWN: ("E0801", "E0802", "E0803", "E0804"),
     "changes what is learned": ("E1163", "E1180"),
     "chat template not known": ("E1147",),
+    "reward without a counterpart": ("E1189",),
     "data set without a counterpart": ("E1142", "E1143", "E1151"),
     "something else": (),
 }
@@ -78,8 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="every file, in place of the table")
+    parser.add_argument("--commands", action="store_true", help="shell scripts, in place of configs")
     asked = parser.parse_args(arguments)
-    every = [config for folder in asked.folders for config in configs(folder)]
+    of = commands if asked.commands else configs
+    every = [config for folder in asked.folders for config in of(folder)]
     print(json.dumps([asdict(config) for config in every], indent=1) if asked.json else table(every))
 
 
@@ -93,6 +101,40 @@ def configs(folder: Path) -> Iterator[Config]:
         for path in sorted(path for end in ("yaml", "yml", "json") for path in folder.rglob(f"*.{end}")):
             if path.is_file():
                 yield examined(path, folder, Path(place))
+
+
+def commands(folder: Path) -> Iterator[Config]:
+    """Port each training command of the shell scripts of a folder, which is the working folder of all."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        with TemporaryDirectory() as place:
+            for path in sorted(Path().rglob("*.sh")):
+                for number in itertools.count(1):
+                    config = commanded(path, number, Path(place))
+                    if config is None:
+                        break
+                    yield config
+    finally:
+        os.chdir(before)
+
+
+def commanded(path: Path, number: int, place: Path) -> Config | None:
+    """Port one command of a script, or return None if the script has not that many of a known tool."""
+    command, problems = read_command(path, number)
+    codes = {d.code for d in problems if d.severity == "error"}
+    if command is None and (codes & NO_COMMAND or (UNREADABLE in codes and number > 1)):
+        return None
+    name = f"{path}:{number}"
+    if command is None:
+        return Config(name, "", "cannot be read", *_of(problems))
+    title = dialects.load(command.dialect).TITLE
+    ported = _fitted([path], command.dialect, place, command=number)
+    return Config(name, title) if ported.whole else Config(name, title, *_reason(ported))
+
+
+NO_COMMAND, UNREADABLE = {"E1181", "E1182"}, "E1183"
+"""A script without so many commands, or without any; a script that bash cannot read."""
 
 
 def examined(path: Path, folder: Path, place: Path) -> Config:
@@ -116,17 +158,23 @@ def examined(path: Path, folder: Path, place: Path) -> Config:
     script = next(
         (script for script in SCRIPTS if script in path.parts or script in path.stem.split("_")), None
     )
-    for machine in MACHINES:
-        sets = (SETS.get(dialect.NAME, "output_dir=gs://bucket/run"),) if machine != MACHINES[0] else ()
-        asked = Asked(from_name(machine), None, place=place / "recipe.yaml", sets=sets)
-        ported = port(files, asked)
-        if any(d.code == "E1172" for d in ported.diagnostics) and script:
-            ported = port(files, Asked(from_name(machine), None, place=asked.place, sets=sets, script=script))
-        if not any(d.code == E1111 for d in ported.diagnostics):
-            break
+    ported = _fitted(files, dialect.NAME, place)
+    if any(d.code == "E1172" for d in ported.diagnostics) and script:
+        ported = _fitted(files, dialect.NAME, place, script=script)
     if ported.whole:
         return Config(name, dialect.TITLE)
     return Config(name, dialect.TITLE, *_reason(ported))
+
+
+def _fitted(files: list[Path], dialect: str, place: Path, **options: Any) -> Ported:
+    """Return the port to the first of MACHINES that the run fits, else that to the last."""
+    for machine in MACHINES:
+        sets = (SETS.get(dialect, "output_dir=gs://bucket/run"),) if machine != MACHINES[0] else ()
+        place_of = place / "recipe.yaml"
+        ported = port(files, Asked(from_name(machine), None, place=place_of, sets=sets, **options))
+        if not any(d.code == E1111 for d in ported.diagnostics):
+            break
+    return ported
 
 
 def trains(dialect: str, source: Source) -> bool:

@@ -17,7 +17,7 @@ import json
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -38,6 +38,10 @@ WHEELS = {
     "unsloth": "2026.10.9",
 }
 """Tools that are read from wheels, and their versions."""
+
+SOURCES = {"open_instruct": "e6c3044aa620"}
+"""Tools without releases, and the commit that is read: NAME-COMMIT.zip is the repository as a zip archive.
+Without it, what the file has of the tool is kept."""
 
 ARCHIVES = ("llamafactory",)
 """Tools whose source archive is read too, because it has data sets that the wheel lacks."""
@@ -69,8 +73,8 @@ class Package:
             self.version = metadata.version(distribution or name)
             self.wheel = None
         else:
-            self.version = WHEELS[name]
-            (path,) = folder.glob(f"{name}-{self.version}-*.whl")
+            self.version = SOURCES.get(name) or WHEELS[name]
+            (path,) = folder.glob(f"{name}-{self.version}{'.zip' if name in SOURCES else '-*.whl'}")
             self.wheel = zipfile.ZipFile(path)
 
     def text(self, path: str) -> str:
@@ -128,7 +132,16 @@ def catalog(wheels: Path) -> dict[str, Any]:
         "automodel": _automodel(Package("nemo_automodel", wheels)),
         "swift": _swift(Package("ms_swift", wheels), training),
         "tunix": _tunix(Package("tunix", distribution="google-tunix"), Package("optax")),
+        "open_instruct": kept(wheels, "open_instruct", OUTPUT, _open_instruct),
     }
+
+
+def kept(wheels: Path, name: str, file: Path, read: Callable[[Package], dict[str, Any]]) -> dict[str, Any]:
+    """Return what a file has of a tool of SOURCES, anew if its archive is in the folder."""
+    if (wheels / f"{name}-{SOURCES[name]}.zip").is_file():
+        return read(Package(name, wheels))
+    entry: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))[name]
+    return entry
 
 
 def text(data: Mapping[str, Any]) -> str:
@@ -241,6 +254,31 @@ def _trl(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, An
             if not prefix and f"{script.upper()}ScriptArguments" in known:
                 keys |= fields(known, f"{script.upper()}ScriptArguments")
             sections[prefix + script] = {key: entry for key, entry in keys.items() if key not in shared}
+    return {"version": package.version, "sections": sections}
+
+
+OF_OPEN_INSTRUCT: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "grpo": (
+        ("grpo_utils", "GRPOExperimentConfig"),
+        ("model_utils", "ModelConfig"),
+        ("data_loader", "StreamingDataLoaderConfig"),
+        ("data_loader", "VLLMConfig"),
+        ("environments/tools/utils", "EnvsConfig"),
+    ),
+    "sft": (("finetune", "FlatArguments"),),
+    "dpo": (("dpo_utils", "DPOExperimentConfig"),),
+}
+"""The modules and classes of arguments of open-instruct's scripts, besides the tokenizer's."""
+
+
+def _open_instruct(package: Package) -> dict[str, Any]:
+    shared = package.classes("open_instruct/olmo_core_utils.py")
+    sections: dict[str, Keys] = {}
+    for script, parts in OF_OPEN_INSTRUCT.items():
+        sections[script] = {}
+        for module, name in (*parts, ("dataset_transformation", "TokenizerConfig")):
+            own = package.classes(f"open_instruct/{module}.py")
+            sections[script] |= fields({**shared, **own}, name)
     return {"version": package.version, "sections": sections}
 
 

@@ -139,6 +139,7 @@ def test_porting_tools_page_counts_templates(root: Path) -> None:
         "swift": "ms-swift",
         "unsloth": "Unsloth",
         "axolotl": "Axolotl",
+        "open_instruct": "open-instruct",
     }
     for tool, entry in json.loads(TEMPLATES.read_text(encoding="utf-8")).items():
         name = f"{titles.get(tool, tool)} {entry['version']}"
