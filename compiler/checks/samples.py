@@ -18,11 +18,11 @@ from recipec.compiler.lowering.first_rows import LOOKED_AT, first_rows
 from recipec.compiler.lowering.references import COMPRESSIBLE, escapes, is_inline, leads_out
 from recipec.compiler.packages import missing_packages
 from recipec.compiler.wording import listing, plural
-from recipec.runtime.data.advice import LIKED, WITHOUT_ANSWER, advice, balance, leftover
+from recipec.runtime.data.advice import LIKED, WITHOUT_ANSWER, advice, asking, balance, leftover
 from recipec.runtime.data.columns import Unread, marked, together
 from recipec.runtime.data.formats import ENDS_WITH_ANSWER, PARSERS, ParsedSample, is_labeled, label_of
 from recipec.runtime.data.messages import taught
-from recipec.runtime.data.picture_rows import refuse_pictures, taken
+from recipec.runtime.data.picture_rows import NOWHERE, refuse_pictures, taken
 from recipec.runtime.data.pictures import picture_of
 from recipec.runtime.data.row_counts import one_token
 from recipec.runtime.data.row_values import Malformed, without_fillers
@@ -471,8 +471,8 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
                     f"`{source.path}` {'is' if len(faults) == 1 else 'are'} not of the format "
                     f"{section.format}: {reason}",
                     f"data.{part}[{index}].path",
-                    _cure(reason)
-                    or advice(section.format, section.fields, [str(column) for column in row], place),
+                    _cure(reason, row, place)
+                    or advice(section.format, section.fields, [*map(str, row)], place),
                 )
         of = f"{'the' if whole else 'the first'} {plural(seen, 'sample')} of data.{part}"
         yield from _columns(f"data.{part}", of, counts)
@@ -488,8 +488,15 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
         )
 
 
-def _cure(reason: str) -> str | None:
-    """Return the help for a row of the right form, by the reason why it cannot be used; None for another."""
+def _cure(reason: str, row: dict[str, Any], place: str) -> str | None:
+    """Return the help for a row by the reason why it cannot be used; None for a reason with no help of its
+    own.
+
+    Args:
+        place: of the section data, or of the row's source.
+    """
+    if reason.endswith(NOWHERE):
+        return asking([*map(str, row)], place)
     if ENDS_WITH_ANSWER in reason:
         return WITHOUT_ANSWER
     if reason.endswith((" is blank", " is null", " is empty")):

@@ -8,6 +8,7 @@ from ..errors import UserError
 from ..settings import DataSettings
 from .columns import COLUMN, NAMES, PARTS, READS, VAGUE
 from .formats import ENDS_WITH_ANSWER
+from .picture_rows import COLUMNS as PICTURES
 from .row_counts import SplitReport
 
 NO_SYSTEM = "it accepts the rest without the system message"
@@ -159,6 +160,27 @@ def advice(format: str, fields: Mapping[str, str], columns: Sequence[str], place
     return (
         f"it has {', '.join(map(repr, columns))}: say with {place}.fields which column is which, as in "
         f"{{{', '.join(f'{name}: COLUMN' for name in missing)}}}"
+    )
+
+
+def asking(columns: Sequence[str], place: str = "data") -> str:
+    """Return the advice for rows that have pictures in a column, and no question about them in the format.
+
+    Args:
+        columns, place: as in `advice`.
+    """
+    named = advice("instruction", {}, columns, place)
+    if named.startswith(f"{place}.fields: "):
+        return f"{place}.format: instruction, and {named}"
+    shown = next((column for column in (*PICTURES, *columns) if column in columns), "images")
+    question = _synonym("instruction", columns)
+    others = [column for column in columns if column not in (shown, question)]
+    answer = _synonym("output", others) or next(iter(others), "text")
+    asked = '"..."' if question is None else f'row["{question}"]'
+    return (
+        f'{place}.format: instruction, with data.transform: "asked.py:asked", where asked.py is\n'
+        "def asked(row):\n"
+        f'    return {{"instruction": {asked}, "output": row["{answer}"], "images": row["{shown}"]}}'
     )
 
 

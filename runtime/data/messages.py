@@ -52,6 +52,9 @@ THOUGHTS = (("<think>", "</think>"), ("<|channel>thought\n", "<channel|>"))
 PICTURES = ("image", "image_url", "input_image")
 """The types of a content's part that is a picture."""
 
+TEXTS = ("text", "input_text", "output_text")
+"""The types of a part that is a text; the last two are those of OpenAI's Responses API."""
+
 QUOTES = "`'\"\u2018\u2019\u201c\u201d"
 
 
@@ -211,9 +214,10 @@ def _content(content: Any, what: str, may_lack: bool) -> str:
 def _part(part: Any, what: str) -> str:
     if not isinstance(part, dict):
         raise Malformed(f"{what} is {kind(part)}, not an object")
-    if part.get("type", "text") != "text":
-        of_pictures = "; data.images: {} trains on pictures" if part["type"] in PICTURES else ""
-        raise Malformed(f"{what} is of type {part['type']!r}: only text is trained on{of_pictures}")
+    if part.get("type", "text") not in TEXTS:
+        if part["type"] in PICTURES:
+            raise Malformed(f"{what} is of type {part['type']!r}: data.images: {{}} trains on pictures")
+        raise Malformed(f"{what} is of type {part['type']!r}: only text and pictures are trained on")
     return text_of(part.get("text"), f"the text of {what}")
 
 

@@ -30,6 +30,9 @@ IN_METADATA = ("file_name", "file_names")
 PLACE = "<image>"
 """LLaMA-Factory's place of a picture in a text."""
 
+NOWHERE = "no message of a user to put it before"
+"""The end of the reason if a row has pictures in a column, and no text that asks about them."""
+
 SOURCES = ("image", "image_url", "path", "url", "base64", "bytes")
 """Keys of a part that hold its picture."""
 
@@ -72,8 +75,9 @@ def taken(
     Raises:
         Malformed: the places and the pictures differ in number, or a part of a message is not understood.
     """
-    column, values = _column(row, fields, (*COLUMNS, *IN_METADATA) if metadata else COLUMNS)
-    work = _Work(column, values)
+    usual = (*COLUMNS, *IN_METADATA) if metadata else COLUMNS
+    column, values = _column(row, fields, usual)
+    work = _Work(column, values, any(name in row for name in _names(fields, usual)))
     changed = dict(row)
     conversations = [name for role in CONVERSATIONS if (name := fields.get(role, role)) in row]
     contents = {name: _messages(row[name], name) for name in conversations}
@@ -90,10 +94,17 @@ def taken(
             changed[name] = new
     for role in TEXTS:
         name = fields.get(role, role)
-        if name in row and name not in contents and (values and not work.parts):
+        if name in row and name not in contents and work.marked:
             changed[name] = _replaced(row[name], work)
     if values and not work.places:
+        if work.pictures:
+            raise Malformed(
+                f"{_counted(len(work.pictures), 'picture')} in parts of messages, and {len(values)} more in "
+                f"{column!r}"
+            )
         _put_first(changed, fields, contents, len(values), work)
+    if values and not work.places:
+        raise Malformed(f"{_counted(len(values), 'picture')}, and {NOWHERE}")
     if work.left:
         number, pictures = work.places, len(values)
         raise Malformed(f"{_counted(number, 'place')} of pictures, and {_counted(pictures, 'picture')}")
@@ -108,6 +119,7 @@ class _Work:
 
     Attributes:
         column, values: the column of pictures, None without one, and its pictures.
+        has_column: whether the row has a column of pictures; it may be empty.
         parts: whether parts of messages say where pictures are, so that `<image>` is text.
         places: number of places in the texts for pictures of the column.
         pictures: those with a place, in order.
@@ -116,10 +128,16 @@ class _Work:
 
     column: str | None
     values: list[Any]
+    has_column: bool = False
     parts: bool = False
     places: int = 0
     pictures: list[tuple[str, Any]] = field(default_factory=list)
     changed: bool = False
+
+    @property
+    def marked(self) -> bool:
+        """Return whether `<image>` in a text is a place of a picture."""
+        return self.has_column and not self.parts
 
     @property
     def left(self) -> bool:
@@ -154,8 +172,7 @@ def _column(
     row: Mapping[str, Any], fields: Mapping[str, str], usual: tuple[str, ...]
 ) -> tuple[str | None, list[Any]]:
     """Return the column of a row's pictures, and the pictures."""
-    names = (fields["images"],) if "images" in fields else usual
-    for name in names:
+    for name in _names(fields, usual):
         value = row.get(name)
         if isinstance(value, str) and value.lstrip().startswith("["):
             value = parsed(value, repr(name))
@@ -164,6 +181,11 @@ def _column(
         values = value if isinstance(value, list | tuple) else [value]
         return name, [item for item in values if item is not None]
     return None, []
+
+
+def _names(fields: Mapping[str, str], usual: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the columns that may have pictures."""
+    return (fields["images"],) if "images" in fields else usual
 
 
 def _messages(value: Any, name: str) -> list[Any] | None:
@@ -202,7 +224,7 @@ def _message(message: Any, fields: Mapping[str, str], work: _Work, number: int) 
     if isinstance(content, list):
         new: Any = [_part(part, f"part {i} of message {number}", work) for i, part in enumerate(content)]
     else:
-        new = _replaced(content, work) if work.values and not work.parts else _checked(content)
+        new = _replaced(content, work) if work.marked else _checked(content)
     if (len(work.pictures), work.places) == before:
         return message
     role = message.get(fields.get("role", "role"), message.get("from"))
@@ -217,6 +239,8 @@ def _part(part: Any, what: str, work: _Work) -> Any:
             _checked(part["text"])
         return part
     value = next((part[key] for key in SOURCES if part.get(key) is not None), None)
+    if value is None and not work.has_column:
+        raise Malformed(f"{what} names no picture, and the row has no column of pictures")
     if value is None:
         return {"type": "text", "text": work.next(part.get("index"))}
     if part.get("base64") is not None:

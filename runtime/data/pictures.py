@@ -122,13 +122,14 @@ def picture_of(value: Any, what: str, folder: str) -> Picture:
         raise Malformed(f"{what} is {kind(value)}, not a path, an address or bytes")
     if not value.strip():
         raise Malformed(f"{what} is blank")
-    if value.startswith("data:"):
+    if value.lstrip()[:5].lower() == "data:":
         head, comma, body = value.partition(",")
         if not comma:
             raise Malformed(f"{what} is a data: address without content")
-        if head.endswith(";base64"):
-            return _inline(_decoded(body, what))
-        return _inline(urllib.parse.unquote_to_bytes(body))
+        content = urllib.parse.unquote_to_bytes(body)
+        if head.rstrip().lower().endswith(";base64"):
+            return _inline(_decoded(content.decode("latin-1"), what))
+        return _inline(content)
     if value.lower().startswith(WEB):
         raise Malformed(f"{what} is a web address; {LOCAL_COPY}")
     if value.startswith("file:"):
@@ -357,17 +358,39 @@ def check_decodes(image: Image, what: str) -> None:
     """Decode a picture, at an eighth of its size if its format can do that.
 
     Raises:
-        Malformed: it is broken.
+        Malformed: it is broken, or RGB would not show it.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             image.draft("RGB", (1, 1))
             image.load()
+            if image.mode[0] in WIDE:
+                _check_range(image, what)
             if image.mode != "RGB":
                 image.resize((1, 1), 0).convert("RGB")
+    except Malformed:
+        raise
     except Exception as error:
         raise Malformed(f"{what} is broken: {first_line(error)}") from error
+
+
+WIDE = "IF"
+"""First letters of Pillow's modes of gray pictures with more than 8 bits: integers, and fractions."""
+
+
+def _check_range(image: Image, what: str) -> None:
+    """Refuse a gray picture that RGB would not show: Pillow cuts its values off at 255, without scaling.
+
+    Raises:
+        Malformed
+    """
+    least, most = image.getextrema()
+    if image.mode == "F" or least < 0 or most > 255:  # type: ignore[operator]
+        raise Malformed(
+            f"{what} has gray values from {least:g} to {most:g}, of which RGB keeps 0 to 255: save it with 8 "
+            "bits a color"
+        )
 
 
 def decoded(image: Image, what: str, limits: Limits) -> Image:

@@ -27,21 +27,28 @@ HERE = Path(__file__).parent
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "sft": {},
     "dpo": {"objective": "dpo", "label_smoothing": 0.1},
+    "sft with pictures": {},
     "dpo of all weights": {"objective": "dpo", "optimizer": {"learning_rate": 1e-4, "max_grad_norm": 1.0}},
 }
 
 
 def case(objective: str) -> Case:
     """Hold out 5 of 48 pairs, so that evaluation fills up its last batch."""
-    data = {"packing": True} if objective == "sft" else {"format": "preference", "loss_on": "completion"}
+    data: dict[str, Any] = {"format": "preference", "loss_on": "completion", "max_length": 64}
+    lora: dict[str, Any] = {"rank": 4, "dropout": 0.0}
+    if objective.startswith("sft"):
+        data = {"packing": True, "max_length": 64}
+    if pictures := "pictures" in objective:  # a row without pictures, on one of the processes
+        data |= {"packing": False, "max_length": 128, "images": {}}
+        lora |= {"vision": True, "targets": ["q_proj", "v_proj", "fc1", "out_proj"]}
     return Case(
-        "google/gemma-3-1b-it",
+        "google/gemma-3-4b-it" if pictures else "google/gemma-3-1b-it",
         ["sliding_attention"] * 5 + ["full_attention"],
         {
             # A micro-batch has as many rows as on the accelerators below.
             "mesh": {"accelerator": "cpu-4", "axes": {"fsdp": 4, "tp": 1}},
-            "lora": None if "all weights" in objective else {"rank": 4, "dropout": 0.0},
-            "data": {"train": ["train.jsonl"], "eval_fraction": 0.1, "max_length": 64, **data},
+            "lora": None if "all weights" in objective else lora,
+            "data": {"train": ["train.jsonl"], "eval_fraction": 0.1, **data},
             "train": {
                 "steps": 6,
                 "global_batch_size": 4,

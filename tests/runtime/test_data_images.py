@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipec.runtime.backends.trl.picture_inputs import picture_inputs
+from recipec.runtime.backends.trl.picture_inputs import PictureInputs
 from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
 from recipec.runtime.data.tokenizer import load_tokenizer
 from recipec.runtime.errors import UserError
@@ -87,7 +87,7 @@ def test_tokens_and_patches_are_those_of_transformers_processor(kind: str, tmp_p
         np.testing.assert_array_equal(own[order[0]], patches[order[1]])
         _check_indices(batch, run, i)
         patches_of_each = 36 if kind in ("gemma3", "llama4", "llava") else None
-        inputs = picture_inputs(batch, MODEL_TYPES[kind], patches_of_each)
+        inputs = PictureInputs(MODEL_TYPES[kind], patches_of_each, 1, 0, False).arguments(batch)
         assert "pixel_values" in inputs
         for name in (inputs.keys() & expected.keys()) - {"token_type_ids", "mm_token_type_ids"}:
             wanted = np.asarray(expected[name])

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from recipec.runtime.data.epochs import Room, pack, pack_pictures
-from recipec.runtime.data.picture_rows import MARK, taken
+from recipec.runtime.data.picture_rows import MARK, NOWHERE, taken
 from recipec.runtime.data.pictures import Limits, decoded, opened
 from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
 from recipec.runtime.data.row_values import Malformed
@@ -72,8 +72,30 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     },
     "part with its path": {"messages": asked({"type": "image", "path": "a.png"})},
     "part with its picture": {"messages": asked({"type": "image", "image": "a.png"})},
+    "parts of the Responses API": {
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_image", "image_url": f"data:image/png;base64,{INLINE}"},
+                    {"type": "input_text", "text": "What is it?"},
+                ],
+            },
+            {"role": "assistant", "content": [{"type": "output_text", "text": "A red circle."}]},
+        ]
+    },
     "part with base64": {"messages": asked({"type": "image", "base64": INLINE})},
     "part with a url": {"messages": asked({"type": "image", "url": "a.png"})},
+    "a data address with white space": {
+        "messages": asked({"type": "image"}),
+        "images": [f" DATA:image/png;base64,{INLINE[:40]}\n {INLINE[40:]}"],
+    },
+    "a data address with percent signs": {
+        "messages": asked({"type": "image"}),
+        "images": [
+            "data:image/png;base64," + INLINE.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")
+        ],
+    },
     "OpenAI's data address": {
         "messages": asked({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{INLINE}"}})
     },
@@ -166,6 +188,16 @@ def inline(content: bytes) -> dict[str, Any]:
     return {"type": "image", "base64": base64.b64encode(content).decode()}
 
 
+def gray(most: float, kind: str) -> Image.Image:
+    return Image.fromarray(np.linspace(0, most, 600).reshape(20, 30).astype(kind))
+
+
+def as_bytes(picture: Image.Image, format: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, format)
+    return buffer.getvalue()
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "web": (
         {"messages": asked({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}})},
@@ -213,6 +245,29 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "null": ({"messages": asked({"type": "image"}), "images": None}, "1 place of pictures, and 0 pictures"),
     "mark": ({"messages": asked({"type": "text", "text": f"a{MARK}"})}, "U+FDD0"),
     "number": ({"messages": asked({"type": "image"}), "images": [5]}, "is a number, not a path"),
+    "no source": ({"messages": asked({"type": "image", "source": {"data": INLINE}})}, "names no picture"),
+    "video": (
+        {"messages": asked({"type": "video", "video": "a.mp4"})},
+        "part 0 of message 0 (user) is of type 'video': only text and pictures are trained on",
+    ),
+    "16 bits": (
+        {"messages": asked(inline(as_bytes(gray(65535, "uint16"))))},
+        "has gray values from 0 to 65535, of which RGB keeps 0 to 255: save it with 8 bits a color",
+    ),
+    "32 bits": ({"messages": asked(inline(as_bytes(gray(1e6, "int32"), "TIFF")))}, "values from 0 to 1e+06"),
+    "fractions": ({"messages": asked(inline(as_bytes(gray(1, "float32"), "TIFF")))}, "values from 0 to 1,"),
+    **{
+        f"mark with {value}": (
+            {"messages": [{"role": "user", "content": "<image>What?"}, ANSWER], "images": value},
+            "1 place of pictures, and 0 pictures",
+        )
+        for value in (None, [], [None])
+    },
+    "twice": (
+        {"messages": asked({"type": "image", "path": "a.png"}), "images": ["a.png"]},
+        "1 picture in parts of messages, and 1 more in 'images'",
+    ),
+    "no question": ({"text": "A red circle.", "image": "a.png"}, f"1 picture, and {NOWHERE}"),
 }
 
 
@@ -242,10 +297,6 @@ def test_pictures_without_data_images_name_the_key(tmp_path: Path) -> None:
     assert all("data.images: {}" in problem.reason for problem in report.malformed.first)
 
 
-def gray16() -> Image.Image:
-    return Image.fromarray(np.linspace(0, 65535, 600).reshape(20, 30).astype(np.uint16))
-
-
 def turned(orientation: int) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -260,18 +311,12 @@ def animated() -> bytes:
     return buffer.getvalue()
 
 
-def as_bytes(picture: Image.Image, format: str = "PNG") -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, format)
-    return buffer.getvalue()
-
-
 KINDS: dict[str, Callable[[], bytes]] = {
     "palette": lambda: as_bytes(drawn((20, 30)).convert("P")),
     "alpha": lambda: as_bytes(drawn((20, 30)).convert("RGBA")),
     "gray": lambda: as_bytes(drawn((20, 30)).convert("L")),
     "black and white": lambda: as_bytes(drawn((20, 30)).convert("1")),
-    "16 bits": lambda: as_bytes(gray16()),
+    "16 bits": lambda: as_bytes(gray(255, "uint16")),
     "CMYK": lambda: as_bytes(drawn((20, 30)).convert("CMYK"), "JPEG"),
     "animation": animated,
     "webp": lambda: as_bytes(drawn((20, 30)), "WEBP"),

@@ -11,49 +11,110 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ...data.batches import Batch
+from ...model.adapters import LoraSettings
+from ...model.families.towers import kind_of
+from ...weights.checkpoint import HFCheckpoint
 
 ARGUMENTS = (
     *("pixel_values", "image_sizes", "image_grid_thw", "image_position_ids"),
     *("token_type_ids", "mm_token_type_ids"),
 )
-"""The names of what `picture_inputs` can return, besides position_ids."""
+"""The names of what `PictureInputs.arguments` can return, besides position_ids."""
 
 Picture = tuple[np.ndarray, np.ndarray]
 """The patches of a picture, float32[P, F], and the rows and columns where they are, int32[P, 2]."""
 
 
-def picture_inputs(rows: Batch, model_type: str, patches: int | None) -> Batch:
-    """Return the arguments of transformers' model for the pictures of some rows.
+@dataclass(frozen=True)
+class PictureInputs:
+    """Makes the arguments of transformers' model for the pictures of some rows.
 
-    Args:
-        rows: of a micro-batch, with the arrays of pixels.py.
+    Attributes:
         model_type: of the model's tower (`towers.kind_of`).
-        patches: of a picture or tile, if all have as many.
-
-    Returns:
-        Arrays by their names, without pixels if no row has a picture. position_ids is among them if the model
-        counts time, rows and columns: [4, B, T], first the positions in the samples, which show where a row's
-        samples begin.
+        patches: of a picture or tile, if all have as many; else None.
+        ratio: patches of a feature.
+        token: the id of the token that a feature replaces.
+        trained: whether the tower is trained. It then computes a picture for all rows, since processes that
+            average their gradients must have the same ones.
     """
-    pictures = [
-        (rows["patches"][r, mine], rows["patch_positions"][r, mine])
-        for r, numbers in enumerate(rows["patch_images"])
-        for mine in (numbers == number for number in range(1, numbers.max() + 1))
-    ]
-    out: Batch = {}
-    if pictures:
-        out = _tiles(pictures, patches) if patches is not None else FORMS[model_type](pictures)
-    if (name := TYPES.get(model_type)) is not None:
-        out[name] = (rows["image_ids"] > 0).astype(np.int64)
-    if "rotary_positions" in rows:
-        turned = np.moveaxis(rows["rotary_positions"], -1, 0)
-        out["position_ids"] = np.concatenate([rows["positions"][None], turned]).astype(np.int64)
-    return out
 
+    model_type: str
+    patches: int | None
+    ratio: int
+    token: int
+    trained: bool
+
+    @classmethod
+    def of(cls, base: HFCheckpoint, model: Any, lora: LoraSettings | None) -> PictureInputs | None:
+        """Return that of a checkpoint; None if no pictures are read.
+
+        Args:
+            model: transformers' model of it.
+        """
+        vision = base.architecture.vision
+        if vision is None:
+            return None
+        token = next(id for key in TOKEN if (id := getattr(model.config, key, None)) is not None)
+        trained = lora is not None and lora.vision
+        return cls(kind_of(base.config), vision.patches, vision.patches_of_feature, token, trained)
+
+    def filled(self, rows: Batch) -> Batch:
+        """Return some rows, with a black picture after the first of them if its features are needed and no
+        row has a picture. No other token sees it."""
+        if not self.trained or rows["patch_images"].any():
+            return rows
+        patches = self.patches or self.ratio
+        side, count = math.isqrt(patches), patches // self.ratio
+        width = rows["tokens"].shape[1]
+        out = {
+            name: np.pad(array, [(0, 0), (0, count)] + [(0, 0)] * (array.ndim - 2))
+            if array.ndim > 1 and array.shape[1] == width and not name.startswith("patch")
+            else array
+            for name, array in rows.items()
+        }
+        out["tokens"][0, width:], out["image_ids"][0, width:] = self.token, 1
+        shape = len(rows["tokens"]), patches
+        out["patches"] = np.zeros((*shape, rows["patches"].shape[2]), np.float32)
+        out["patch_images"] = np.zeros(shape, np.int32)
+        out["patch_positions"] = np.zeros((*shape, 2), np.int32)
+        out["patch_images"][0] = 1
+        out["patch_positions"][0] = np.indices((side, side)).reshape(2, -1).T
+        return out
+
+    def arguments(self, rows: Batch) -> Batch:
+        """Return the arguments for the pictures of some rows, which have the arrays of pixels.py.
+
+        Returns:
+            Arrays by their names, without pixels if no row has a picture. position_ids is among them if the
+            model counts time, rows and columns: [4, B, T], first the positions in the samples, which show
+            where a row's samples begin.
+        """
+        pictures = [
+            (rows["patches"][r, mine], rows["patch_positions"][r, mine])
+            for r, numbers in enumerate(rows["patch_images"])
+            for mine in (numbers == number for number in range(1, numbers.max() + 1))
+        ]
+        out: Batch = {}
+        if pictures and self.patches is not None:
+            out = _tiles(pictures, self.patches)
+        elif pictures:
+            out = FORMS[self.model_type](pictures)
+        if (name := TYPES.get(self.model_type)) is not None:
+            out[name] = (rows["image_ids"] > 0).astype(np.int64)
+        if "rotary_positions" in rows:
+            turned = np.moveaxis(rows["rotary_positions"], -1, 0)
+            out["position_ids"] = np.concatenate([rows["positions"][None], turned]).astype(np.int64)
+        return out
+
+
+TOKEN = ("image_token_id", "image_token_index")
+"""The attributes of a config of transformers that have the token which a feature replaces."""
 
 TYPES = {
     "gemma3": "token_type_ids",

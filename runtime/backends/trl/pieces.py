@@ -22,6 +22,7 @@ from ...settings import TrainSettings
 from ...training.objectives import OBJECTIVES
 from ...training.preference_losses import mismatched
 from ..peft_model import labels
+from .picture_inputs import PictureInputs
 
 OTHER = "other_"
 """Prefix of the names of a piece's arrays of prompts with other rows' answers."""
@@ -35,7 +36,7 @@ class Pieces:
         train: its micro_batch_size is the number of rows, or of pairs, of a piece; its objective sets the
             weights.
         process, processes: this process's index, and the number of processes.
-        pictures: returns the model's arguments for the pictures of some rows; None for data without pictures.
+        pictures: makes the model's arguments for the pictures of some rows; None for data without pictures.
 
     Attributes:
         per_step: pieces per optimizer step on each process.
@@ -50,7 +51,7 @@ class Pieces:
         train: TrainSettings,
         process: int,
         processes: int,
-        pictures: Callable[[Batch], Batch] | None = None,
+        pictures: PictureInputs | None = None,
     ) -> None:
         self._prepared, self._train, self._pictures = prepared, train, pictures
         rows = train.micro_batch_size
@@ -161,6 +162,8 @@ class Pieces:
         return _weighed(build(batch, None), of, self._train)
 
     def _cut(self, rows: Batch) -> Batch:
+        if self._pictures is not None:
+            rows = self._pictures.filled(rows)
         answers = labels(rows["tokens"], rows["segment_ids"], rows["loss_mask"]) != -100
         piece = {
             "input_ids": rows["tokens"].astype(np.int64),
@@ -172,7 +175,7 @@ class Pieces:
             "targets": np.asarray(np.count_nonzero(answers)),
         }
         if self._pictures is not None:
-            piece |= self._pictures(rows)
+            piece |= self._pictures.arguments(rows)
         objective = OBJECTIVES[self._train.objective]
         if not objective.format:
             return piece | {"weights": rows["weights"]}

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from ...metrics import run_facts
 from ...metrics.run_state import Ending, recorded
 from ...metrics.services import RunFiles, open_services
 from ...model.adapters import LoraSettings
-from ...model.families.towers import kind_of
 from ...model.initial import Start
 from ...peft.adapter import ROWS
 from ...reinforcement.asked import Prompts, completion_ends
@@ -48,7 +46,7 @@ from ..backend_arguments import BackendArguments
 from ..backend_arguments import parse_arguments as parse
 from ..peft_model import start, trained_parameters
 from .grpo_trainer import RewardTrainer, grpo_settings, reward_functions
-from .picture_inputs import picture_inputs
+from .picture_inputs import PictureInputs
 from .pieces import Pieces
 from .recipe_loop import Surroundings, Training, arrays
 from .sft_trainer import RecipeTrainer
@@ -253,9 +251,7 @@ def _run(job: _Job) -> int:
             how = training, around
             trainer = stack.enter_context(_rewarded(job, whole, tokenizer, prepared, ends, common, how))
         else:
-            vision, pictures = base.architecture.vision, None
-            if vision is not None:
-                pictures = partial(picture_inputs, model_type=kind_of(base.config), patches=vision.patches)
+            pictures = PictureInputs.of(base, whole, lora)
             pieces = Pieces(prepared, train, place.process_index, place.num_processes, pictures)
             trainer = RecipeTrainer(
                 whole,
