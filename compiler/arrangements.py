@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from recipec.compiler.checks.train import E0501
 from recipec.compiler.wording import divisors
@@ -61,6 +63,17 @@ def arrangements(devices: int, rows: int, micro: int, experts: int = 1) -> Itera
     for fsdp in sizes:
         if rows % fsdp:
             yield _arranged(fsdp, devices // fsdp, -(-rows // fsdp) * fsdp, micro)
+
+
+def splittable(family: Any, architecture: Any) -> int:
+    """Return the number of experts of a layer that the mesh axis ep can split; 1 for none."""
+    split = [
+        size
+        for parameter in family.parameters(architecture)
+        for size, axis in zip(parameter.shape, parameter.spec, strict=False)
+        if axis == "ep"
+    ]
+    return math.gcd(*split) if split else 1
 
 
 def _arranged(fsdp: int, tp: int, rows: int, micro: int, ep: int = 1) -> Arrangement:

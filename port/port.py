@@ -378,8 +378,8 @@ def _settle(ledger: Ledger, main: Source, asked: Asked) -> mesh.Batch:
         ledger.set("name", name_of(asked.place if named_by_place else main.path))
     _placed(ledger, asked.place.parent)
 
-    def examine() -> list[Diagnostic]:
-        return checked(recipe_text(ledger.lines, []), asked.place).diagnostics
+    def examine() -> Lowered:
+        return checked(recipe_text(ledger.lines, []), asked.place, planning=True)
 
     return mesh.choose(ledger, asked.accelerator, examine)
 
@@ -419,13 +419,14 @@ def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def checked(text: str, place: Path) -> Lowered:
+def checked(text: str, place: Path, planning: bool = False) -> Lowered:
     """Load and lower a recipe that is not written to disk yet.
 
     Args:
         place: the path that it will have; paths in the recipe are relative to its folder.
+        planning: whether errors that a plan does not mind are left out, as of a folder for checkpoints.
     """
-    return lower(load(place, text=text))
+    return lower(load(place, text=text), planning)
 
 
 def hindering(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from recipec.compiler.arrangements import arrangements
+from recipec.compiler.arrangements import arrangements, splittable
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import ENOUGH_STEPS, FEW_SAMPLES_EPOCHS, MOST_EPOCHS, Length
@@ -283,13 +283,7 @@ class Probe:
     @cached_property
     def experts(self) -> int:
         """Experts of a layer that the mesh axis ep can split; 1 for none."""
-        split = [
-            size
-            for parameter in self.program.family.parameters(self.program.architecture)
-            for size, axis in zip(parameter.shape, parameter.spec, strict=False)
-            if axis == "ep"
-        ]
-        return math.gcd(*split) if split else 1
+        return splittable(self.program.family, self.program.architecture)
 
     @cached_property
     def _defaults(self) -> list[Parameter]:
