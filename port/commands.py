@@ -184,8 +184,10 @@ def _program(statement: Statement) -> Program | None:
     words = _unwrapped(list(statement.words))
     names = [PurePosixPath(word.text.lstrip("!")).name for word in words]
     starts = [index for index, name in enumerate(names) if name in STARTS]
-    if names[:2] == ["uv", "run"] and (own := [at for at, name in enumerate(names) if name.endswith(".py")]):
-        starts = [at for at in starts if at < own[0]] or own[:1]
+    if names[:2] == ["uv", "run"] and (
+        files := [at for at, name in enumerate(names) if name.endswith(".py")]
+    ):
+        starts = [at for at in starts if at < files[0]] or files[:1]
     if not starts or (starts[0] > 0 and names[0] not in WRAPPERS):
         return None
     at, launcher = starts[0], list[Word]()

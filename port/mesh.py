@@ -54,10 +54,10 @@ def choose(ledger: Ledger, accelerator: Accelerator, examine: Examine) -> Batch:
     before = Batch(_whole(ledger.value(ROWS)), _whole(ledger.value(MICRO)) or 1)
     batched = before.rows is not None
     rows = before.rows or accelerator.devices
-    own = ledger.value("mesh.axes")
-    experts = _experts(ledger) if own is None else 1
+    chosen_axes = ledger.value("mesh.axes")
+    experts = _experts(ledger) if chosen_axes is None else 1
     ways = list(arrangements(accelerator.devices, rows, before.micro, experts))
-    ways.sort(key=lambda way: own != way.axes)
+    ways.sort(key=lambda way: chosen_axes != way.axes)
     refused: list[Diagnostic] = []
     passing: list[tuple[Arrangement, Need]] = []
     for way in ways:

@@ -94,7 +94,7 @@ READ_BY_PORT = {
     *("compiler.checks.launch", "compiler.checks.train", "compiler.lowering.facts"),
     # Models, machines, and the checks of the recipe that it writes.
     *("compiler.arrangements", "compiler.catalog", "compiler.lowering.format_keys"),
-    *("compiler.lowering.hardware", "compiler.lower"),
+    *("compiler.lowering.hardware", "compiler.lower", "compiler.roofline.step_estimate"),
     *("compiler.lowering.program", "compiler.lowering.references", "compiler.lowering.run_length"),
     *("runtime.model.adapters", "runtime.model.families", "runtime.model.families.decoder_family"),
     *("runtime.model.families.family", "runtime.model.families.towers"),

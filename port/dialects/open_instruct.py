@@ -110,8 +110,8 @@ def opened(ledger: Ledger) -> OpenInstruct:
 
 def _script(data: Any) -> str:
     """Return the script that has most of a file's keys."""
-    given = set(data) if isinstance(data, dict) else set()
-    return max(("sft", "dpo", "grpo"), key=lambda script: len(given & keys_of(NAME, script).keys()))
+    present = set(data) if isinstance(data, dict) else set()
+    return max(("sft", "dpo", "grpo"), key=lambda script: len(present & keys_of(NAME, script).keys()))
 
 
 def _objective(run: OpenInstruct) -> Says:
@@ -173,8 +173,8 @@ def _data(run: OpenInstruct) -> Says:
             yield keys.refuse(run.mixer, E1143, message, datasets.elsewhere(run.mixer, run.objective))
             continue
         split = splits[number] if len(splits) == len(pairs) else splits[0]
-        made, note = _amount(place.path, split, amount)
-        sources += made
+        parts, note = _amount(place.path, split, amount)
+        sources += parts
         notes += [note] if note else []
     key = next((key for key in MIXERS if keys.given(key)), run.mixer)
     if sources:

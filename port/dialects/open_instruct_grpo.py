@@ -129,8 +129,8 @@ def _rewards(run: OpenInstruct, verifiers: set[str | None]) -> Statements[list[d
     verifier = next(iter(verifiers)) if len(verifiers) == 1 else None
     formed = keys.flag(form) and keys.flag(key) and not keys.flag("additive_format_reward")
     if keys.flag(key) and verifier in VERIFIERS:
-        made = yield from _verified(keys, str(verifier), formed)
-        rewards.append({**made, "weight": keys.number("verification_reward") or 0.0})
+        entry = yield from _verified(keys, str(verifier), formed)
+        rewards.append({**entry, "weight": keys.number("verification_reward") or 0.0})
         note = "" if formed and verifier == "gsm8k" else f"{verifier}: {VERIFIERS[str(verifier)]}"
         yield keys.say(key, {"rewards": [*rewards]}, note)
     elif keys.flag(key):

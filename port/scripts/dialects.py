@@ -277,8 +277,8 @@ def _open_instruct(package: Package) -> dict[str, Any]:
     for script, parts in OF_OPEN_INSTRUCT.items():
         sections[script] = {}
         for module, name in (*parts, ("dataset_transformation", "TokenizerConfig")):
-            own = package.classes(f"open_instruct/{module}.py")
-            sections[script] |= fields({**shared, **own}, name)
+            classes = package.classes(f"open_instruct/{module}.py")
+            sections[script] |= fields({**shared, **classes}, name)
     return {"version": package.version, "sections": sections}
 
 
