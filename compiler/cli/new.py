@@ -148,7 +148,7 @@ def _with_format(source: NewData, usual: str, asking: bool) -> NewData:
         return source
     if source.path == PLACEHOLDER and source.rows is None:
         return replace(source, format=usual)
-    if not asking and source.columns:
+    if source.columns and (source.unasked or not asking):
         raise source.refused()
     if not asking:
         _misused(f"give --format: the samples of {source.path} cannot be read from here")

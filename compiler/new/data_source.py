@@ -13,12 +13,14 @@ from typing import Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.first_rows import first_rows
-from recipec.compiler.lowering.format_keys import FIELDS
+from recipec.compiler.lowering.format_keys import FIELDS, WITH_PICTURES
 from recipec.compiler.lowering.run_length import CHARACTERS_PER_TOKEN
 from recipec.compiler.wording import listing
-from recipec.runtime.data.advice import LIKED
+from recipec.runtime.data.advice import LIKED, asking
 from recipec.runtime.data.columns import NAMES, READS, VAGUE, is_text, together
 from recipec.runtime.data.formats import PARSERS, is_labeled
+from recipec.runtime.data.picture_rows import NOWHERE, in_column, taken
+from recipec.runtime.data.pictures import picture_of
 from recipec.runtime.data.row_values import Malformed
 
 PLACEHOLDER = "data/train.jsonl"
@@ -29,6 +31,12 @@ LEARNED = ("completion", "response", "output")
 
 TRIED = 20
 """The number of first rows that are tried as each format."""
+
+PICTURE_TOKENS = 1024
+"""The tokens that are assumed of a picture: of a megapixel in Qwen VL. Most models have fewer."""
+
+METADATA = ("metadata.jsonl", "metadata.csv")
+"""The files that list the pictures of a folder."""
 
 LINKED = "data"
 """The folder, next to a recipe, with links to data that lies elsewhere."""
@@ -49,7 +57,8 @@ class NewData:
         columns: columns of the first row, if they match no format, or not the one that the user chose.
         reason: why the rows are not of the format that their columns suggest, if they are of none.
         sample: the rows that were read.
-        others: further sources; `longest` and `rows` are of all.
+        pictures: the most pictures of a row that was read.
+        others: further sources; `longest`, `rows` and `pictures` are of all.
     """
 
     path: str
@@ -62,6 +71,7 @@ class NewData:
     columns: tuple[str, ...] = ()
     reason: str = ""
     sample: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    pictures: int = 0
     others: tuple[NewData, ...] = ()
 
     @property
@@ -76,12 +86,22 @@ class NewData:
         format = self.format or "prompt_completion"
         needed = ("prompt", *READS[format][0]) if format == "preference" else READS[format][0]
         roles = ", ".join(f"{name}: COLUMN" for name in needed)
+        message = f"{self.path} has the columns {listing(self.columns)}, {unsuited}{why}"
+        if self.unasked:
+            return ArtifactError(
+                message, f"leave out --data, and write in the recipe: {asking(self.columns)}"
+            )
         return ArtifactError(
-            f"{self.path} has the columns {listing(self.columns)}, {unsuited}{why}",
+            message,
             "leave out --data, and name the file and its columns in the recipe: "
             f"data: {{train: [FILE], format: {format}, fields: {{{roles}}}}}; or make other rows with "
             "data.transform",
         )
+
+    @property
+    def unasked(self) -> bool:
+        """Whether the rows have pictures, and no question about them, so that no column could be named."""
+        return self.reason.endswith(NOWHERE)
 
     def told(self, format: str, column: Callable[[str], str]) -> NewData:
         """Return the source with a format that the user chose.
@@ -130,26 +150,93 @@ def look(file: Path, format: str | None) -> NewData:
     Raises:
         ArtifactError: when the file cannot be read, or has no rows.
     """
+    listed = next((each for name in METADATA if (each := file / name).is_file()), file)
     try:
-        rows = first_rows(file)
+        found = first_rows(listed)
     except (OSError, EOFError, ValueError, RecursionError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ArtifactError(
             f"{file} cannot be read: {reason}", "check its content, or name another file"
         ) from None
-    if rows is None:
+    if found is None:
         return NewData(str(file), format)
-    if not rows:
+    if not found:
         raise ArtifactError(f"{file} has no rows", "put samples into it, or name another file")
-    longest = max(map(_tokens, rows)) or None
+    metadata = listed is not file
+    rows, pictures = without_pictures(found, os.path.abspath(listed.parent), metadata)
+    longest = max(map(_tokens, rows)) + pictures * PICTURE_TOKENS or None
     if format == "prompt_completion" and any(map(_is_labeled, rows)):
         raise ArtifactError(f"{file} has prompts, completions and a label: for objective: kto", LIKED)
-    format_of_rows, reason = recognize(rows, format)
-    new = NewData(str(file), format, longest=longest, rows=len(rows), sample=rows)
+    if pictures:
+        format_of_rows, reason = with_questions(rows, found, format, metadata)
+    else:
+        format_of_rows, reason = recognize(rows, format)
+    new = NewData(str(file), format, longest=longest, rows=len(rows), sample=rows, pictures=pictures)
     if format_of_rows is None:
-        return replace(new, columns=tuple(map(str, rows[0])), reason=reason)
+        return replace(new, columns=tuple(map(str, found[0])), reason=reason)
     turns = isinstance(rows[0].get(format_of_rows[1].get("prompt", "prompt")), list)
     return replace(new, format=format_of_rows[0], seen=format is None, turns=turns, fields=format_of_rows[1])
+
+
+def without_pictures(
+    rows: Sequence[Mapping[str, Any]], folder: str, metadata: bool = False
+) -> tuple[list[Mapping[str, Any]], int]:
+    """Return rows with marks instead of their pictures, or without their column, and the most pictures of a
+    row.
+
+    Columns such as `image` may hold anything. Only bytes, files that exist and data: addresses are pictures.
+
+    Args:
+        folder: which relative paths start from.
+        metadata: whether the rows are of the metadata file of a folder of pictures.
+    """
+    texts, most = list[Mapping[str, Any]](), 0
+    for row in rows:
+        texts.append(row)
+        with suppress(Malformed):
+            name, values = in_column(row, {}, metadata)
+            if not all(_is_picture(value, folder) for value in values):
+                continue
+            try:
+                texts[-1], pictures = taken(row, {}, metadata)
+            except Malformed as error:
+                if not str(error).endswith(NOWHERE):
+                    continue
+                texts[-1], pictures = {key: row[key] for key in row if key != name}, values
+            most = max(most, len(pictures))
+    return texts, most
+
+
+def with_questions(
+    texts: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+    format: str | None,
+    metadata: bool,
+) -> tuple[Found | None, str]:
+    """Return what `recognize` does, for rows with pictures: a format in which a user asks about them.
+
+    Args:
+        texts: from `without_pictures`, of `rows`.
+    """
+    reason = ""
+    for text, row in zip(texts[:TRIED], rows, strict=False):
+        for name in WITH_PICTURES if format is None else (format,):
+            found, why = recognize([text], name)
+            if found is None:
+                reason = reason or why
+                continue
+            try:
+                taken(row, found[1], metadata)
+            except Malformed as error:
+                reason = str(error)
+                continue
+            return found, ""
+    return None, reason or f"pictures, and {NOWHERE}"
+
+
+def _is_picture(value: Any, folder: str) -> bool:
+    picture = picture_of(value, "it", folder)
+    return picture.content is not None or os.path.isfile(picture.place)
 
 
 def combined(sources: Sequence[NewData]) -> NewData:
@@ -162,6 +249,7 @@ def combined(sources: Sequence[NewData]) -> NewData:
         first,
         longest=max(lengths) if len(lengths) == len(sources) else None,
         rows=sum(rows) if len(rows) == len(sources) else None,
+        pictures=max(source.pictures for source in sources),
         others=tuple(others),
     )
 

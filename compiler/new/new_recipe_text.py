@@ -185,6 +185,9 @@ def _data(c: Contents) -> Lines:
     }
     if source.fields:
         lines["data.fields"] = Line(dict(source.fields), "the format's names, and the file's names for them")
+    if source.pictures:
+        most = f"up to {plural(source.pictures, 'picture')} a sample"
+        lines["data.images"] = Line({}, f"{most}, read as the checkpoint's own image processor does")
     if source.rows is None or source.rows >= ENOUGH_TO_HOLD_OUT:
         lines["data.eval_fraction"] = Line(
             HELD_OUT, "share of the samples that is held out, to evaluate the loss on"

@@ -59,6 +59,22 @@ def _has_places(row: Mapping[str, Any], column: str) -> bool:
     return any(PLACE in text for name, value in row.items() if name != column for text in strings(value))
 
 
+def in_column(
+    row: Mapping[str, Any], fields: Mapping[str, str], metadata: bool = False
+) -> tuple[str | None, list[Any]]:
+    """Return the name of a row's column of pictures, None without one, and its pictures; they may be
+    anything.
+
+    Raises:
+        Malformed: the column is no list that can be read.
+    """
+    return _column(row, fields, _usual(metadata))
+
+
+def _usual(metadata: bool) -> tuple[str, ...]:
+    return (*COLUMNS, *IN_METADATA) if metadata else COLUMNS
+
+
 def taken(
     row: Mapping[str, Any], fields: Mapping[str, str], metadata: bool = False
 ) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
@@ -75,7 +91,7 @@ def taken(
     Raises:
         Malformed: the places and the pictures differ in number, or a part of a message is not understood.
     """
-    usual = (*COLUMNS, *IN_METADATA) if metadata else COLUMNS
+    usual = _usual(metadata)
     column, values = _column(row, fields, usual)
     work = _Work(column, values, any(name in row for name in _names(fields, usual)))
     changed = dict(row)
