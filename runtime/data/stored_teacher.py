@@ -8,7 +8,8 @@ order of the samples and of their tokens:
                         column that of all other tokens together, at the temperature of the loss
 
 and logps.json, which is written last: K, the temperature, and of each split a digest of its samples and of
-its files.
+its files. Until a split is complete, SPLIT.partial.json has the number of rows that are in its files, and
+what they are of.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,20 +157,39 @@ def shapes(targets: int, top_k: int) -> list[tuple[int, int]]:
     return [(targets, top_k), (targets, top_k + 1)]
 
 
+RECORDED_SECONDS = 10.0
+"""Seconds between two records of the rows that are written."""
+
+
 class Writing:
-    """Write the files of a split, in any order of its samples.
+    """Write the files of a split. An interrupted writing goes on behind the rows that its last record counts.
+
+    Attributes:
+        done: rows that an earlier writing of the same left in the files.
+
+    Args:
+        about: what the log-probabilities are of besides the samples, as JSON. With another value, or without
+            the files, the writing starts anew.
 
     Raises:
         UserError: the folder cannot be written, or has too little room.
     """
 
-    def __init__(self, folder: Path, split: str, samples: Samples, top_k: int) -> None:
+    def __init__(
+        self, folder: Path, split: str, samples: Samples, top_k: int, about: Mapping[str, Any] | None = None
+    ) -> None:
         self._samples, self._offsets = samples, target_offsets(samples)
         self._files = [folder / name for name in names(split)]
+        self._record = folder / f"{split}.partial.json"
+        self._about = {**(about or {}), "top_k": top_k, "samples": samples.digest}
+        self._recorded = -math.inf
         sizes = shapes(int(self._offsets[-1]), top_k)
+        self.done = self._rows_in_files(sizes)
         try:
+            if not self.done:
+                self._record.unlink(missing_ok=True)
             self._arrays = [
-                np.lib.format.open_memmap(file, "w+", dtype, shape)
+                np.lib.format.open_memmap(file, "r+" if self.done else "w+", dtype, shape)
                 for file, dtype, shape in zip(self._files, (np.int32, np.float32), sizes, strict=True)
             ]
         except OSError as error:
@@ -176,6 +198,31 @@ class Writing:
                 f"{folder}: {size:,} bytes of log-probabilities cannot be written: {error.strerror or error}",
                 "free disk space, allow writing to the folder, or use a smaller train.distill.top_k",
             ) from error
+
+    def _rows_in_files(self, sizes: Sequence[tuple[int, int]]) -> int:
+        """Return the rows that the record of an earlier writing counts; 0 if it was of something else."""
+        try:
+            record = json.loads(self._record.read_text("utf-8"))
+            arrays = [np.load(file, mmap_mode="r") for file in self._files]
+        except (OSError, ValueError):
+            return 0
+        alike = isinstance(record, dict) and record.get("about") == self._about
+        whole = [array.shape for array in arrays] == [*sizes]
+        return int(record["rows"]) if alike and whole else 0
+
+    def record(self, rows: int) -> None:
+        """Note that the first rows are in the files, unless that was noted a moment ago.
+
+        The files reach the disk before the note does.
+        """
+        if time.monotonic() - self._recorded < RECORDED_SECONDS:
+            return
+        for array in self._arrays:
+            array.flush()
+        unfinished = self._record.with_suffix(".new")
+        unfinished.write_text(json.dumps({"about": self._about, "rows": rows}) + "\n", "utf-8")
+        os.replace(unfinished, self._record)
+        self._recorded = time.monotonic()
 
     def add(self, row: Sequence[int], tokens: np.ndarray, logps: np.ndarray) -> None:
         """Write the samples of a row of a micro-batch.
@@ -192,6 +239,7 @@ class Writing:
         """Flush the files, and return what logps.json has of the split."""
         for array in self._arrays:
             array.flush()
+        self._record.unlink(missing_ok=True)
         return {
             "samples": self._samples.digest,
             "targets": int(self._offsets[-1]),

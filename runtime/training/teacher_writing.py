@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +18,7 @@ from ..data.batches import BatchShape, chunked, fill
 from ..data.epochs import Epochs
 from ..data.samples import Samples
 from ..data.stored_teacher import DESCRIPTION, EVAL, TRAIN, Writing
-from ..errors import UserError
+from ..errors import UserError, say
 from ..model.loading import Built
 from ..model.sharding import Rows
 from ..progress import Progress
@@ -72,9 +73,10 @@ def write_teacher(session: Session, settings: RunSettings) -> int:
                 f"top_k: {min(64, vocabulary - 1)}",
             )
         compute = jit_likeliest(teacher, session, distill, vocabulary)
+        about["teacher"] = dict(recorded_teacher(session.directory))
+        wanted = {name: about[name] for name in ("temperature", "teacher")}
         for split, samples in parts.items():
-            about[split] = _write(folder, split, samples, session, settings, compute)
-    about["teacher"] = dict(recorded_teacher(session.directory))
+            about[split] = _write(folder, split, samples, session, settings, compute, wanted)
     if session.hosts.first:
         (folder / DESCRIPTION).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
         count = sum(about[split]["targets"] for split in parts)
@@ -100,22 +102,39 @@ def jit_likeliest(teacher: Built, session: Session, distill: Distill, vocabulary
 
 
 def _write(
-    folder: Path, split: str, samples: Samples, session: Session, settings: RunSettings, compute: Any
+    folder: Path,
+    split: str,
+    samples: Samples,
+    session: Session,
+    settings: RunSettings,
+    compute: Any,
+    about: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Write a split, each of its samples once."""
+    """Write a split, each of its samples once, behind the rows that an interrupted writing left.
+
+    Args:
+        about: of `Writing`.
+    """
     data, total, distill = settings.data, session.prepared.rows, settings.train.distill
     assert distill is not None
     once = [1.0] * (int(samples.sources.max()) + 1)
     rows = Epochs(samples, data.max_length, data.packing, None, once).of(0)
     placing, shape = Rows.of(session.mesh, total), BatchShape(total, data.max_length, 0)
-    writing = Writing(folder, split, samples, distill.top_k) if session.hosts.first else None
+    about = {**about, "packing": data.packing, "max_length": data.max_length}
+    writing = Writing(folder, split, samples, distill.top_k, about) if session.hosts.first else None
+    done = session.hosts.agree(f"teacher/{split}", lambda: 0 if writing is None else writing.done)
+    start = done // total * total
+    if start:
+        say(f"note: going on with the teacher of {split} behind {start:,} of {len(rows):,} rows")
     with Progress(f"computing the teacher, {split}", 1.0) as progress:
-        for chunk in chunked(rows, total):
+        progress.advance(start / len(rows))
+        for number, chunk in enumerate(itertools.islice(chunked(rows, total), start // total, None), 1):
             here = [chunk[row] if row < len(chunk) else () for row in placing.here]
             batch = fill(samples, here, replace(shape, rows=len(here)), 1.0, 0)
             tokens, logps = (np.asarray(array) for array in compute(placing.place(batch)))
             if writing is not None:
-                for number, row in enumerate(chunk):
-                    writing.add(row, tokens[number], logps[number])
+                for place, row in enumerate(chunk):
+                    writing.add(row, tokens[place], logps[place])
+                writing.record(min(start + number * total, len(rows)))
             progress.advance(len(chunk) / len(rows))
     return {} if writing is None else writing.end()

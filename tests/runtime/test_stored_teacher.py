@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from recipec.runtime.settings import MeshSettings
 from recipec.runtime.training import losses
 from recipec.runtime.training.objective_losses import objective_loss
 from tests.runtime import training
-from tests.runtime.artifacts import entries, error_of, train, write_artifact
+from tests.runtime.artifacts import entries, error_of, script, train, write_artifact
 from tests.runtime.lives import Lives
 from tests.runtime.test_distill import LENGTH, VOCABULARY, settings
 from tests.runtime.test_loss import fake, largest, make_head, random
@@ -105,6 +106,41 @@ def test_a_changed_file_of_stored_log_probabilities_is_refused(tmp_path: Path) -
         teacher.part(TRAIN, samples)
 
 
+def test_an_interrupted_writing_goes_on_behind_its_record(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    nowhere = np.zeros(2, np.int32), np.zeros(2, "S1")
+    targets = np.array([False, True, False, True, False, True, True])
+    samples = Samples(np.arange(7, dtype=np.int32), targets, np.array([0, 4, 7]), *nowhere)
+    tokens = draws.integers(0, 9, (2, 4, 2)).astype(np.int32)
+    logps = draws.normal(size=(2, 4, 3)).astype(np.float32)
+    about = {"temperature": 1.0}
+    first = Writing(tmp_path, TRAIN, samples, 2, about)
+    assert first.done == 0
+    first.add((0,), tokens[0], logps[0])
+    first.record(1)
+    assert Writing(tmp_path, TRAIN, samples, 2, about).done == 1
+    second = Writing(tmp_path, TRAIN, samples, 2, about)
+    second.add((1,), tokens[1], logps[1])
+    teacher = StoredTeacher(tmp_path, {"top_k": 2, TRAIN: second.end()})
+    found = np.asarray(teacher.part(TRAIN, samples).tokens)
+    assert np.array_equal(found, [tokens[0, 0], tokens[0, 2], tokens[1, 0], tokens[1, 1]])
+    assert Writing(tmp_path, TRAIN, samples, 2, about).done == 0  # that one was complete
+
+
+@pytest.mark.parametrize("damage", ["about", "shape", "record"])
+def test_another_or_damaged_writing_starts_anew(tmp_path: Path, damage: str) -> None:
+    nowhere = np.zeros(1, np.int32), np.zeros(1, "S1")
+    samples = Samples(np.arange(3, dtype=np.int32), np.array([False, True, True]), np.array([0, 3]), *nowhere)
+    Writing(tmp_path, TRAIN, samples, 2, {"temperature": 1.0}).record(1)
+    if damage == "shape":
+        np.save(tmp_path / "train.tokens.npy", np.zeros((1, 2), np.int32))
+    if damage == "record":
+        (tmp_path / "train.partial.json").write_text("{", encoding="utf-8")
+    temperature = 2.0 if damage == "about" else 1.0
+    assert Writing(tmp_path, TRAIN, samples, 2, {"temperature": temperature}).done == 0
+    assert not (tmp_path / "train.partial.json").exists()
+
+
 STORED = """
 import dataclasses
 
@@ -159,3 +195,32 @@ def test_runs_learn_the_same_from_stored_log_probabilities(place: Path, lives: L
     changed = train(lives, place, "changed", artifact="stored")
     assert changed.status == 1
     assert "log-probabilities of other samples than data.train" in error_of(changed, place, "changed")[0]
+
+
+@pytest.mark.e2e
+def test_killed_writing_goes_on_and_writes_the_same_files(place: Path, lives: Lives) -> None:
+    config = json.loads((place / "model" / "config.json").read_text())
+    write_checkpoint(place / "teacher", config, dtype="float32")
+    lines = (place / "train.jsonl").read_text().splitlines(keepends=True)
+    many = lines * (1500 // len(lines))
+    arguments = "\n            teacher=TEACHER,"
+    for name in ("whole", "killed"):
+        folder = place / name
+        (place / f"{name}.jsonl").write_text("".join(many))
+        prelude = STORED.format(stored=repr(f"{name}-logps"), top_k=5)
+        prelude += f'DATA = dataclasses.replace(DATA, train=("{name}.jsonl",), packing=False)\n'
+        write_artifact(folder, prelude=prelude, arguments=arguments, steps=4)
+    teacher = ("--teacher", str(place / "teacher"), "--write-teacher")
+    killed = lives.begin(*script(place, "killed-run", *teacher, artifact="killed"))
+    assert killed.until((place / "killed-logps" / "train.partial.json").exists)
+    killed.send(signal.SIGKILL)
+    killed.wait()
+    assert not (place / "killed-logps" / "logps.json").exists()
+    again = train(lives, place, "again", *teacher, artifact="killed")
+    assert again.status == 0, again.stderr
+    assert "going on with the teacher of train behind" in again.stderr
+    whole = train(lives, place, "whole-run", *teacher, artifact="whole")
+    assert whole.status == 0, whole.stderr
+    for file in ("train.tokens.npy", "train.logps.npy", "eval.tokens.npy", "eval.logps.npy"):
+        assert (place / "killed-logps" / file).read_bytes() == (place / "whole-logps" / file).read_bytes()
+    assert not list((place / "killed-logps").glob("*.partial.json"))
