@@ -150,30 +150,30 @@ def look(file: Path, format: str | None) -> NewData:
     Raises:
         ArtifactError: when the file cannot be read, or has no rows.
     """
-    listed = next((each for name in METADATA if (each := file / name).is_file()), file)
+    listed = next((place for name in METADATA if (place := file / name).is_file()), file)
     try:
-        found = first_rows(listed)
+        written = first_rows(listed)
     except (OSError, EOFError, ValueError, RecursionError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ArtifactError(
             f"{file} cannot be read: {reason}", "check its content, or name another file"
         ) from None
-    if found is None:
+    if written is None:
         return NewData(str(file), format)
-    if not found:
+    if not written:
         raise ArtifactError(f"{file} has no rows", "put samples into it, or name another file")
     metadata = listed is not file
-    rows, pictures = without_pictures(found, os.path.abspath(listed.parent), metadata)
+    rows, pictures = without_pictures(written, os.path.abspath(listed.parent), metadata)
     longest = max(map(_tokens, rows)) + pictures * PICTURE_TOKENS or None
     if format == "prompt_completion" and any(map(_is_labeled, rows)):
         raise ArtifactError(f"{file} has prompts, completions and a label: for objective: kto", LIKED)
     if pictures:
-        format_of_rows, reason = with_questions(rows, found, format, metadata)
+        format_of_rows, reason = with_questions(rows, written, format, metadata)
     else:
         format_of_rows, reason = recognize(rows, format)
     new = NewData(str(file), format, longest=longest, rows=len(rows), sample=rows, pictures=pictures)
     if format_of_rows is None:
-        return replace(new, columns=tuple(map(str, found[0])), reason=reason)
+        return replace(new, columns=tuple(map(str, written[0])), reason=reason)
     turns = isinstance(rows[0].get(format_of_rows[1].get("prompt", "prompt")), list)
     return replace(new, format=format_of_rows[0], seen=format is None, turns=turns, fields=format_of_rows[1])
 
@@ -221,16 +221,16 @@ def with_questions(
     reason = ""
     for text, row in zip(texts[:TRIED], rows, strict=False):
         for name in WITH_PICTURES if format is None else (format,):
-            found, why = recognize([text], name)
-            if found is None:
+            match, why = recognize([text], name)
+            if match is None:
                 reason = reason or why
                 continue
             try:
-                taken(row, found[1], metadata)
+                taken(row, match[1], metadata)
             except Malformed as error:
                 reason = str(error)
                 continue
-            return found, ""
+            return match, ""
     return None, reason or f"pictures, and {NOWHERE}"
 
 

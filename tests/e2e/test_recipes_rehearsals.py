@@ -67,3 +67,35 @@ def test_shipped_recipe_passes_its_rehearsal(name: str) -> None:
     table = result.stdout
     assert all(f"{step:<12} ok " in table for step in STEPS), table
     assert "bit-identical" in table and "verified: max logits difference" in table
+
+
+PICTURED = {
+    "llama4": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+    "llava": "llava-hf/llava-1.5-7b-hf",
+    "mistral3": "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+    "paddleocr_vl": "PaddlePaddle/PaddleOCR-VL",
+    "pixtral": "mistral-community/pixtral-12b",
+    "qwen2_5_vl": "Qwen/Qwen2.5-VL-3B-Instruct",
+    "qwen3_5": "Qwen/Qwen3.5-0.8B",
+    "qwen3_vl_moe": "Qwen/Qwen3-VL-30B-A3B-Instruct",
+}
+"""Models with a tower of each kind that no shipped recipe has."""
+WITH_PICTURES = """\
+recipe: 1
+name: pictured
+model: {{id: {model}}}
+mesh: {{accelerator: cpu-4, axes: {{fsdp: 4, tp: 1}}}}
+lora: {{rank: 4}}
+data: {{train: [train.jsonl], max_length: 1024, images: {{}}}}
+train: {{global_batch_size: 4, micro_batch_size: 1, steps: 20}}
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", PICTURED)
+def test_every_tower_passes_its_rehearsal(name: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "pictured.yaml"
+    recipe.write_text(WITH_PICTURES.format(model=PICTURED[name]), "utf-8")
+    result = CliRunner().invoke(cli.app, ["rehearse", str(recipe), "--steps", "4"])
+    assert result.exit_code == 0, result.output
+    assert all(f"{step:<12} ok " in result.stdout for step in STEPS), result.stdout
