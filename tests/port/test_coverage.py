@@ -85,3 +85,31 @@ def test_coverage_script_counts_configs_by_dialect_and_reason(
     assert "| all | 4 | 6 (67 %) | 5 (80 %) | 4 (100 %) |" in printed
     assert "| model not known | 1 |" in printed and "1 cannot be read, 1 fine-tunes nothing" in printed
     assert sorted(tmp_path.rglob("*")) == before
+
+
+COMMANDS = {
+    "sft.sh": "accelerate launch --num_processes 8 open_instruct/finetune.py --model_name_or_path {model} "
+    "--dataset_mixer_list some/talks 1.0 --max_seq_length 1024\n",
+    "two.sh": "python open_instruct/finetune.py --model_name_or_path Qwen/Qwen3-0.6B "
+    "--dataset_mixer_list some/talks 1.0\npython open_instruct/grpo_fast.py --model_name_or_path "
+    "Qwen/Qwen3-0.6B --dataset_mixer_list some/prompts 1.0 --total_episodes 64\n",
+    "none.sh": "echo nothing\n",
+    "open.sh": "echo 'not closed\n",
+}
+
+
+def test_coverage_script_counts_commands_of_shell_scripts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in COMMANDS.items():
+        (tmp_path / name).write_text(text.replace("{model}", "nobody/knows-this-7b"), encoding="utf-8")
+    folder = Path.cwd()
+    coverage.main([str(tmp_path), "--commands", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert {each["file"]: (each["dialect"], each["reason"]) for each in found} == {
+        "open.sh:1": ("", "cannot be read"),
+        "sft.sh:1": ("open-instruct", "model not known"),
+        "two.sh:1": ("open-instruct", ""),
+        "two.sh:2": ("open-instruct", "reward without a counterpart"),
+    }
+    assert Path.cwd() == folder
