@@ -1,4 +1,4 @@
-"""Causal attention within segments, over padded and packed rows: from all scores, or by the splash kernel.
+"""Attention within segments, over padded and packed rows: from all scores, or by the splash kernel.
 
 Splash attention is the TPU's block-sparse kernel. It gets the segments, never holds the [T, T] scores, and
 skips the blocks that the causal mask or the window leaves empty.
@@ -26,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .layers import Batch, capped
 from .partition_rules import TOKENS, dealt_length, row_axes
+from .sharding import mesh_in_scope, on_tpu
 
 BLOCKS = (2048, 1024, 512, 256, 128)
 """Sizes of a block, in tokens. With larger blocks the kernel visits fewer of them, but computes more scores
@@ -199,8 +200,7 @@ def splash_in_scope(
     Args:
         most: tokens of the largest block; None for MOST.
     """
-    mesh = pxla.thread_resources.env.physical_mesh
-    return splash(q, k, v, segment_ids, scoring, None if mesh.empty else mesh, most or MOST)
+    return splash(q, k, v, segment_ids, scoring, mesh_in_scope(), most or MOST)
 
 
 def splash(
@@ -211,8 +211,9 @@ def splash(
     scoring: Scoring,
     mesh: Mesh | None,
     most: int = MOST,
+    causal: bool = True,
 ) -> jax.Array:
-    """Compute causal attention within segments. Scoring and sums are float32.
+    """Compute attention within segments. Scoring and sums are float32.
 
     Rows are split over the mesh's dcn and fsdp and heads over tp, each where it divides. Query head n uses
     key/value head n * K // N; nothing is repeated. A row is padded to a multiple of the block. Padding
@@ -226,6 +227,7 @@ def splash(
         scoring: what attention does with its scores, except for the chunk.
         mesh: None for one device.
         most: tokens of the largest block.
+        causal: whether a token sees only itself and earlier tokens.
 
     Returns:
         [B, T, N, H] in q's dtype.
@@ -237,8 +239,8 @@ def splash(
     def rows(x: jax.Array) -> jax.Array:
         return jnp.pad(x, ((0, 0), (0, extra), (0, 0), (0, 0))).swapaxes(1, 2)
 
-    static = {"window": scoring.window, "softcap": scoring.softcap, "interpret": not _on_tpu(mesh)}
-    kernel = partial(_kernel, length=length + extra, **static, block=block, parts=parts)
+    static = {"window": scoring.window, "softcap": scoring.softcap, "interpret": not on_tpu(mesh)}
+    kernel = partial(_kernel, length=length + extra, **static, block=block, parts=parts, causal=causal)
     sinks = None if scoring.sinks is None else scoring.sinks.astype(q.dtype)
     operands = (rows(q), rows(k), rows(v), jnp.pad(segment_ids, ((0, 0), (0, extra))), sinks)
     out = _sharded(kernel, mesh, *operands) if mesh else _attend(kernel(heads=q.shape[2]), *operands)
@@ -255,12 +257,6 @@ def block_size(length: int, most: int = MOST) -> int:
 def _dividing(length: int, most: int) -> int:
     """Return the largest block, of at most `most` tokens, that divides a piece of a row."""
     return next((block for block in BLOCKS if block <= most and length % block == 0), BLOCKS[-1])
-
-
-def _on_tpu(mesh: Mesh | None) -> bool:
-    """Return whether the program is for TPUs; ahead of time the default backend does not tell."""
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-    return bool(platform == "tpu")
 
 
 def _sharded(
@@ -365,6 +361,7 @@ def _kernel(
     block: int,
     interpret: bool,
     parts: int = 1,
+    causal: bool = True,
 ) -> Any:
     """Return the kernel with its tables of blocks to visit, for all devices of cp, one after the other.
 
@@ -372,9 +369,10 @@ def _kernel(
     from partial gradients in the queries' own type. With a window the backward pass is two kernels, whose
     grids leave out the blocks that the window leaves empty.
     """
-    mask = causal_mask(length, window if window is not None and window < length else None, parts)
+    within = window if window is not None and window < length else None
+    mask = causal_mask(length, within, parts) if causal else kernels.FullMask((length, length))
     partial_tokens = length // parts * (length // block)
-    fused = block >= FUSED and partial_tokens <= PARTIAL_TOKENS and mask.window is None
+    fused = block >= FUSED and partial_tokens <= PARTIAL_TOKENS and within is None
     with jax.ensure_compile_time_eval():
         kernel = kernels.make_splash_mha(
             kernels.MultiHeadMask([mask] * heads),

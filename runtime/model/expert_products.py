@@ -16,11 +16,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import pxla
 from jax.sharding import PartitionSpec
 
 from .partition_rules import row_axes
 from .quantize import dequantize, dequantized
+from .sharding import mesh_in_scope, on_tpu
 
 SPLIT = "tp"
 """The mesh axis that features of an expert are split over."""
@@ -70,8 +70,8 @@ def run(
         [B, T, D] in x's dtype.
     """
     compute = partial(_run, activation=activation, on_inputs=on_inputs)
-    mesh = pxla.thread_resources.env.physical_mesh
-    if mesh.empty:
+    mesh = mesh_in_scope()
+    if mesh is None:
         return compute(x, weights, choices, dict(arrays))
     rows, axes = row_axes(x.shape[0], mesh.shape), mesh.shape
     split = SPLIT if SPLIT in axes and _splits(arrays, axes[SPLIT]) else None
@@ -693,9 +693,7 @@ def _kernel_tile(rows: int) -> int:
 
 
 def _on_tpu() -> bool:
-    mesh = pxla.thread_resources.env.physical_mesh
-    platform = jax.default_backend() if mesh.empty else mesh.devices.flat[0].platform
-    return bool(platform == "tpu")
+    return on_tpu(mesh_in_scope())
 
 
 @jax.custom_vjp

@@ -155,7 +155,12 @@ def sin_cos(
         turned = rope.turned(head_dim)
         frequencies = frequencies / growth ** (rope.exponents(head_dim) * (turned / (turned - 2)))
     places = positions.astype(jnp.float32)
-    angles = (places[..., np.array(axes)] if axes else places[..., None]) * frequencies
+    if axes:  # chosen by a mask: libtpu generates code for a gather from the last axis for many minutes
+        chosen = np.array(axes) == np.arange(places.shape[-1])[:, None]
+        place = sum(jnp.where(mask, places[..., i, None], 0) for i, mask in enumerate(chosen))
+    else:
+        place = places[..., None]
+    angles = place * frequencies
     return jnp.sin(angles) * rope.attention, jnp.cos(angles) * rope.attention
 
 

@@ -160,6 +160,18 @@ def _virtual_devices(count: int) -> None:
         return
 
 
+def mesh_in_scope() -> Mesh | None:
+    """Return the mesh in scope while a step is traced; None if there is none, for one device."""
+    mesh = pxla.thread_resources.env.physical_mesh
+    return None if mesh.empty else mesh
+
+
+def on_tpu(mesh: Mesh | None) -> bool:
+    """Return whether a program is for TPUs; ahead of time the default backend does not tell."""
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    return bool(platform == "tpu")
+
+
 def constrain(x: jax.Array, spec: Sequence[str | None]) -> jax.Array:
     """Constrain an activation to a sharding over the mesh that is in scope, if one is.
 
@@ -170,8 +182,8 @@ def constrain(x: jax.Array, spec: Sequence[str | None]) -> jax.Array:
         spec: the mesh axis of each dimension. "fsdp" for rows includes slices. Tokens without an axis are
             split over cp.
     """
-    mesh = pxla.thread_resources.env.physical_mesh
-    if mesh.empty:
+    mesh = mesh_in_scope()
+    if mesh is None:
         return x
     axes = PartitionSpec(*activation_axes(x, spec, mesh))
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, axes))
@@ -194,8 +206,8 @@ def activation_axes(x: jax.Array, spec: Sequence[str | None], mesh: Mesh) -> lis
 
 def constrain_weight(x: jax.Array, spec: Sequence[str | None]) -> jax.Array:
     """Constrain a weight, or its gradient, to its sharding over the mesh in scope, if one is."""
-    mesh = pxla.thread_resources.env.physical_mesh
-    if mesh.empty:
+    mesh = mesh_in_scope()
+    if mesh is None:
         return x
     return jax.lax.with_sharding_constraint(x, named(mesh, divisible(x.shape, spec, mesh.shape)))
 

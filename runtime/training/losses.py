@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import pxla
 from jax.sharding import PartitionSpec
 
 from ..model import sharding
@@ -488,8 +487,8 @@ def top_entropy(logits: jax.Array, count: int) -> jax.Array:
     Each device first finds the largest of its own part of the vocabulary, so that logits that tp splits stay
     where they are. XLA would gather them for a top_k of the whole.
     """
-    mesh = pxla.thread_resources.env.physical_mesh
-    axes = (None,) * 3 if mesh.empty else sharding.activation_axes(logits, ("fsdp", None, "tp"), mesh)
+    mesh = sharding.mesh_in_scope()
+    axes = (None,) * 3 if mesh is None else sharding.activation_axes(logits, ("fsdp", None, "tp"), mesh)
     rows, tokens, split = axes
 
     def entropy(part: jax.Array) -> jax.Array:
@@ -499,7 +498,7 @@ def top_entropy(logits: jax.Array, count: int) -> jax.Array:
         logps = jax.nn.log_softmax(largest, axis=-1)
         return -(jnp.exp(logps) * logps).sum(-1)
 
-    if not mesh.empty:
+    if mesh is not None:
         places = {"in_specs": PartitionSpec(*axes), "out_specs": PartitionSpec(rows, tokens)}
         entropy = jax.shard_map(entropy, mesh=mesh, check_vma=False, **places)
     return entropy(logits)

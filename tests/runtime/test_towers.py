@@ -15,6 +15,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from recipec.runtime.model.families import UnsupportedCheckpoint, family_of
+from recipec.runtime.model.vision import parts
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.runtime import towers, training
 
@@ -32,7 +33,9 @@ OFTEN = ("gemma4", "mistral3", "qwen3_vl")
 @pytest.mark.parametrize(
     "case", [case if case in OFTEN else pytest.param(case, marks=pytest.mark.e2e) for case in towers.CASES]
 )
-def test_features_and_logits_equal_transformers(case: str, tmp_path: Path) -> None:
+def test_features_and_logits_equal_transformers(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, _ = towers.reference(case)
     model.save_pretrained(tmp_path)
     mesh, built = training.build(tmp_path, AXES, images=True, full=True, remat="none")
@@ -48,17 +51,25 @@ def test_features_and_logits_equal_transformers(case: str, tmp_path: Path) -> No
     graph, state = nnx.split(built.model)
     with mesh:
         arrays = pictures.arrays().values()
-        out = np.asarray(
-            jax.jit(lambda state, *given: nnx.merge(graph, state).vision(*given))(state, *arrays)
-        )
+
+        def features() -> np.ndarray:
+            compute = jax.jit(lambda state, *given: nnx.merge(graph, state).vision(*given))
+            return np.asarray(compute(state, *arrays))
+
+        by_scores = features()
+        monkeypatch.setattr(parts, "on_tpu", lambda mesh: True)  # the TPU's kernel, interpreted
+        by_kernel = features()
+        monkeypatch.undo()
+        assert vision.layers is None or not np.array_equal(by_scores, by_kernel)
     for r, row in enumerate(pictures.rows):
         start = 0
         for i in row:
             with torch.no_grad():
                 wanted = pictures.features(model, i)
-            got = out[:, r, start : start + wanted.shape[1]]
-            assert got.shape == wanted.shape == (1 + len(vision.deepstack), pictures.counts()[i], 36)
-            assert np.abs(got - wanted).max() <= LIMIT * np.abs(wanted).max()
+            for out in (by_scores, by_kernel):
+                got = out[:, r, start : start + wanted.shape[1]]
+                assert got.shape == wanted.shape == (1 + len(vision.deepstack), pictures.counts()[i], 36)
+                assert np.abs(got - wanted).max() <= LIMIT * np.abs(wanted).max()
             start += wanted.shape[1]
 
     expected = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -123,3 +125,24 @@ def test_twenty_steps_with_pictures_match_peft(
     assert alike.gradients <= (5e-4 if case == "gemma4" else 1e-4)
     assert alike.parameters <= 0.02 * alike.moved
     assert alike.moved > 5e-3
+
+
+def test_gradients_of_the_kernel_are_those_of_scores() -> None:
+    """Two rows of 300 patches, which no block divides: of each, 260 in three pictures, with windows."""
+    random = np.random.default_rng(0)
+    q, k, v, read = (jnp.asarray(random.standard_normal((2, 300, 4, 72)), jnp.float32) for _ in range(4))
+    picture = np.repeat([1, 2, 3, 0], [100, 40, 120, 40])
+    of_rows = np.stack([picture, np.roll(picture[::-1], -40)])
+    groups = np.stack([of_rows, np.where(of_rows > 0, np.arange(300) % 7, 0)], axis=-1).astype(np.int32)
+    real = jnp.asarray(of_rows > 0)[..., None, None]
+    assert groups[:, -1, 0].tolist() == [0, 0]
+
+    def total(attend: Any, *arrays: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(real, attend(*arrays, jnp.asarray(groups), 0.125), 0) * read)
+
+    wanted = jax.grad(functools.partial(total, parts.attend), argnums=(0, 1, 2))(q, k, v)
+    kernel = functools.partial(parts.by_kernel, mesh=None)
+    found = jax.grad(functools.partial(total, kernel), argnums=(0, 1, 2))(q, k, v)
+    for got, other in zip(found, wanted, strict=True):
+        assert jnp.abs(other).max() > 0.1
+        assert jnp.abs(got - other).max() <= LIMIT * jnp.abs(other).max()

@@ -6,6 +6,7 @@ square window of it. A tower that reads tiles of one size computes each tile by 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -148,18 +149,42 @@ class Tower(nnx.Module):
             patches = patches.reshape(-1, a.patches, patches.shape[-1])
             at = Patches(None, patch_positions.reshape(-1, a.patches, 2))
         x = self.embedder(patches, at)
-        projections = dict(zip((layer for layer, _ in a.deepstack), self.deepstack, strict=True))
-        further = []
         turn = None if a.layers is None else angles(a.layers, at, x.shape[1])
-        trained = is_trained(self.layers)
-        for i, layer in enumerate(self.layers):
-            # Frozen layers have no backward pass that would recompute them.
-            compute = layer if trained else layer.block
-            x = compute(x, groups(layer.described, i, at), turn)
-            if i in projections:
-                further.append(projections[i](x, at))
+        compute = self.unrolled if is_trained(self.layers) else self.scanned
+        x, projected = compute(x, at, turn)
+        further = [steps(read, at) for steps, read in zip(self.deepstack, projected, strict=True)]
         out = [self.projector(self.pooler(x, at), at), *further]
         return jnp.stack([features.reshape(rows, -1, features.shape[-1]) for features in out])
+
+    def unrolled(self, x: jax.Array, at: Patches, turn: Turn | None) -> tuple[jax.Array, Sequence[jax.Array]]:
+        """Return the last layer's output, [B, P, D], and the outputs that are projected too. Each layer has
+        code of its own: layers that are trained may differ in their adapters."""
+        out = {}
+        for i, layer in enumerate(self.layers):
+            out[i] = x = layer(x, groups(layer.described, at, i in layer.described.full), turn)
+        return x, [out[i] for i, _ in self.architecture.deepstack]
+
+    def scanned(self, x: jax.Array, at: Patches, turn: Turn | None) -> tuple[jax.Array, Sequence[jax.Array]]:
+        """Return the same of layers that are not trained. One layer's code serves all, because libtpu takes
+        up to a minute for a layer's. They have no backward pass that would recompute them."""
+        described, places = self.architecture.layers, [i for i, _ in self.architecture.deepstack]
+        if described is None:
+            return x, ()
+        graphs, states = zip(*map(nnx.split, self.layers), strict=True)
+        stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *states)
+        every = range(described.count)
+        full = np.array([i in described.full for i in every])
+        # Where a layer's output is kept: those that nothing reads have the last place.
+        place = np.array([places.index(i) if i in places else len(places) for i in every])
+
+        def layer(carry: tuple[jax.Array, jax.Array | None], scanned: Any) -> tuple[Any, None]:
+            (x, kept), (state, is_full, place) = carry, scanned
+            x = nnx.merge(graphs[0], state).block(x, groups(described, at, is_full), turn)
+            return (x, None if kept is None else kept.at[place].set(x)), None
+
+        kept = jnp.zeros((len(places) + 1, *x.shape), x.dtype) if places else None
+        (x, kept), _ = jax.lax.scan(layer, (x, kept), (stacked, full, place))
+        return x, () if kept is None else [kept[i] for i in range(len(places))]
 
 
 def is_trained(part: nnx.Module) -> bool:
@@ -167,15 +192,19 @@ def is_trained(part: nnx.Module) -> bool:
     return any(isinstance(node, nnx.LoRAParam) for _, node in nnx.iter_graph(part))
 
 
-def groups(layers: VisionLayers, layer: int, at: Patches) -> jax.Array | None:
+def groups(layers: VisionLayers, at: Patches, full: jax.Array | bool) -> jax.Array | None:
     """Return int32[B, P, G]: patches with the same G numbers see each other in a layer; None if all of a row
-    do."""
+    do.
+
+    Args:
+        full: whether the layer's attention spans a picture, where that of others stays within a window.
+    """
     if at.images is None:
         return None
     picture = at.images[..., None]
-    if not layers.window or layer in layers.full:
+    if not layers.window:
         return picture
-    return jnp.concatenate([picture, at.positions // layers.window], axis=-1)
+    return jnp.concatenate([picture, jnp.where(full, 0, at.positions // layers.window)], axis=-1)
 
 
 def angles(layers: VisionLayers, at: Patches, length: int) -> Turn | None:
