@@ -80,7 +80,7 @@ RECOMPUTING = frozenset(("save_attention", "block", "decoder", "offload_dots"))
 WORK = {
     "layer": 0.6,
     "feed_forward": 0.5,
-    "state": 2.0,
+    "state": 1.5,
     "logits": 1.5,
     "gathered": 0.5,
     "fused": 2.0,
@@ -157,7 +157,7 @@ def layer_values(program: Program) -> list[dict[str, float]]:
     probabilities: of attention dot.
     gate: of attention's output; of a layer with a state also its projections.
     state: float32 values of a layer with a state: its inputs, what the tokens of a chunk see of each other,
-        and the state before each chunk.
+        the state before each chunk, and of Mamba the two factors of its output.
     middle: the stream after attention.
     normed: the inputs of both blocks.
     projected, activated: the feed-forward block's projections, and the last one's input.
@@ -191,14 +191,16 @@ def _layer_values(
     if "delta" in parts and (delta := a.delta) is not None:
         values, keys = delta.value_heads * delta.value_dim, delta.key_heads * delta.key_dim
         states = values * delta.key_dim / DELTA_CHUNK
-        out["state"] = 4.0 * (2 * keys + values + 3 * DELTA_CHUNK * delta.value_heads + states)
+        by_chunk = 2 * keys + values + 3 * DELTA_CHUNK * delta.value_heads
+        out["state"] = 4.0 * (_padded(by_chunk, DELTA_CHUNK) + states)
         out["gate"] = size * (2 * delta.features + values)
         out["attended"] = size * values
     if "mamba" in parts and (mamba := a.mamba) is not None:
         chunk = MAMBA1_CHUNK if mamba.rank else DELTA_CHUNK
-        within = 0 if mamba.rank else 2 * chunk * mamba.heads
-        inputs = 2 * (mamba.inner + mamba.groups * mamba.state)
-        out["state"] = 4.0 * (inputs + within + mamba.inner * mamba.state / chunk)
+        within = 0 if mamba.rank else 3 * chunk * mamba.heads
+        by_chunk = 2 * (mamba.inner + mamba.groups * mamba.state) + within
+        gated, states = 2 * mamba.inner, mamba.inner * mamba.state / chunk
+        out["state"] = 4.0 * (_padded(by_chunk, chunk) + gated + states)
         out["gate"] = out.get("gate", 0.0) + size * (sum(mamba.projected) + mamba.convolved)
         out["attended"] = out.get("attended", 0.0) + size * mamba.inner
     if "conv" in parts:
@@ -208,6 +210,11 @@ def _layer_values(
     if a.per_layer_input:
         out["own"] = size * 3.0 * a.per_layer_input
     return out
+
+
+def _padded(numbers: float, last: int) -> float:
+    """Return what arrays of so many numbers take, whose last dimension is `last`, in a TPU's tiles."""
+    return numbers * -(-last // LANES) * LANES / last
 
 
 def _attention(program: Program, a: DecoderArchitecture, layer: int, numbers: int) -> dict[str, float]:
