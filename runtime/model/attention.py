@@ -64,6 +64,7 @@ class Scoring:
             their own chunk; None for whole segments.
         both_ways: whether the tokens of one picture see each other, whatever their order.
         within_window: whether they do so only within the window.
+        causal: whether a token sees only itself and earlier tokens; of the splash kernel.
     """
 
     window: int | None = None
@@ -72,6 +73,7 @@ class Scoring:
     chunk: int | None = None
     both_ways: bool = False
     within_window: bool = False
+    causal: bool = True
 
 
 def attend(
@@ -211,7 +213,6 @@ def splash(
     scoring: Scoring,
     mesh: Mesh | None,
     most: int = MOST,
-    causal: bool = True,
 ) -> jax.Array:
     """Compute attention within segments. Scoring and sums are float32.
 
@@ -227,7 +228,6 @@ def splash(
         scoring: what attention does with its scores, except for the chunk.
         mesh: None for one device.
         most: tokens of the largest block.
-        causal: whether a token sees only itself and earlier tokens.
 
     Returns:
         [B, T, N, H] in q's dtype.
@@ -239,8 +239,11 @@ def splash(
     def rows(x: jax.Array) -> jax.Array:
         return jnp.pad(x, ((0, 0), (0, extra), (0, 0), (0, 0))).swapaxes(1, 2)
 
-    static = {"window": scoring.window, "softcap": scoring.softcap, "interpret": not on_tpu(mesh)}
-    kernel = partial(_kernel, length=length + extra, **static, block=block, parts=parts, causal=causal)
+    interpret = not on_tpu(mesh)
+    plain = replace(scoring, sinks=None)
+    kernel = partial(
+        _kernel, length=length + extra, scoring=plain, block=block, parts=parts, interpret=interpret
+    )
     sinks = None if scoring.sinks is None else scoring.sinks.astype(q.dtype)
     operands = (rows(q), rows(k), rows(v), jnp.pad(segment_ids, ((0, 0), (0, extra))), sinks)
     out = _sharded(kernel, mesh, *operands) if mesh else _attend(kernel(heads=q.shape[2]), *operands)
@@ -356,23 +359,24 @@ def causal_mask(length: int, window: int | None = None, parts: int = 1) -> Any:
 def _kernel(
     heads: int,
     length: int,
-    window: int | None,
-    softcap: float | None,
+    scoring: Scoring,
     block: int,
     interpret: bool,
     parts: int = 1,
-    causal: bool = True,
 ) -> Any:
     """Return the kernel with its tables of blocks to visit, for all devices of cp, one after the other.
 
     If its backward pass is one kernel, the queries' gradient is summed afterwards over the blocks of keys,
     from partial gradients in the queries' own type. With a window the backward pass is two kernels, whose
     grids leave out the blocks that the window leaves empty.
+
+    Args:
+        scoring: without sinks, which the kernel takes with the queries.
     """
-    within = window if window is not None and window < length else None
-    mask = causal_mask(length, within, parts) if causal else kernels.FullMask((length, length))
+    window = scoring.window if scoring.window is not None and scoring.window < length else None
+    mask = causal_mask(length, window, parts) if scoring.causal else kernels.FullMask((length, length))
     partial_tokens = length // parts * (length // block)
-    fused = block >= FUSED and partial_tokens <= PARTIAL_TOKENS and within is None
+    fused = block >= FUSED and partial_tokens <= PARTIAL_TOKENS and window is None
     with jax.ensure_compile_time_eval():
         kernel = kernels.make_splash_mha(
             kernels.MultiHeadMask([mask] * heads),
@@ -387,7 +391,7 @@ def _kernel(
             ),
             head_shards=1,
             q_seq_shards=parts,
-            attn_logits_soft_cap=softcap,
+            attn_logits_soft_cap=scoring.softcap,
             residual_checkpoint_name=RESIDUALS,
             interpret=interpret,
         )

@@ -144,7 +144,7 @@ def test_splash_fused_backward_kernel_matches_plain_attention(
 
 def test_backward_kernel_is_fused_while_partial_gradients_are_few() -> None:
     def fused(length: int, block: int, window: int | None = None, parts: int = 1) -> bool:
-        kernel = attention._kernel(1, length, window, None, block, True, parts)
+        kernel = attention._kernel(1, length, Scoring(window), block, True, parts)
         return bool(kernel.kwargs["block_sizes"].use_fused_bwd_kernel)
 
     assert fused(8192, 1024) and not fused(16384, 1024) and not fused(4096, 512)

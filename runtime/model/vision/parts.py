@@ -63,7 +63,7 @@ def by_kernel(
         ids = jnp.ones(q.shape[:2], jnp.int32)
     else:
         ids = functools.reduce(lambda ids, more: ids * MOST_WINDOWS + more, jnp.moveaxis(groups, -1, 0))
-    return splash(q * scale, k, v, ids, Scoring(), mesh, causal=False)
+    return splash(q * scale, k, v, ids, Scoring(causal=False), mesh)
 
 
 def _attend(
