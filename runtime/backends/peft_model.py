@@ -6,6 +6,7 @@ All names and shapes follow Hugging Face: a projection has its name within the d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ import numpy as np
 
 from ..errors import UserError
 from ..model.adapters import PARTS, LoraSettings, Matrices, build_adapters
-from ..model.families.towers import holder, is_of_tower
+from ..model.families.towers import VISION, holder, is_of_tower
 from ..model.initial import initial_adapters
 from ..model.selection import train_only
 from ..peft.adapter import ROWS, open_adapter
-from ..peft.exporting import adapter_config, full_name, module_prefix
+from ..peft.exporting import adapter_config, module_prefix
 from ..peft.fitting import fitting
 from ..peft.peft_names import WRAPPER, whole_sources
 from ..settings import ModelSettings
@@ -42,8 +43,8 @@ def load_model(
     attention: str | None = None,
     **options: Any,
 ) -> Any:
-    """Load transformers' model of a checkpoint as AutoModelForCausalLM does, with towers of other modalities;
-    or as AutoModelForImageTextToText does, if pictures are read or the other class lacks the model.
+    """Load transformers' model of a checkpoint: a multimodal one as AutoModelForImageTextToText does, with
+    its tower, others as AutoModelForCausalLM does.
 
     Args:
         base: the checkpoint, on this machine; from `seeing` if pictures are read.
@@ -79,9 +80,12 @@ def load_model(
             # transformers' own reading of FP8 assumes that a matrix has blocks of equal size.
             tensors = {name: _tensor(base, name) for name in base.tensors}
             return type(empty).from_pretrained(None, config=config, state_dict=tensors, **how, **options)
-        return kind.from_pretrained(
+        loaded = kind.from_pretrained(
             base.directory, trust_remote_code=False, use_safetensors=True, **how, **options
         )
+        if not hasattr(loaded, loaded.base_model_prefix):
+            loaded.base_model_prefix = "model"  # Llama 4's class gives a name that it does not have
+        return loaded
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
@@ -93,17 +97,24 @@ def load_model(
 
 def _auto_class(base: HFCheckpoint, config: Any) -> Any:
     from transformers import (
-        MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
         AutoModelForCausalLM,
         AutoModelForImageTextToText,
     )
 
-    only = type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
-    sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    if base.architecture.vision is not None or (only and sees):
-        return AutoModelForImageTextToText
-    return AutoModelForCausalLM
+    sees = VISION in base.config and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if sees and not _text_alone(base) else AutoModelForCausalLM
+
+
+def _text_alone(base: HFCheckpoint) -> bool:
+    """Return whether only the text model of a multimodal checkpoint is loaded: TRL's fused head does not find
+    the decoder in transformers' whole Llama 4."""
+    return base.config.get("model_type") == "llama4" and base.architecture.vision is None
+
+
+def text_prefix(base: HFCheckpoint) -> str:
+    """Return the prefix of a text module's name in the model from `load_model`."""
+    return base.family.prefixes[-1] if _text_alone(base) else module_prefix(base)
 
 
 def _tensor(base: HFCheckpoint, name: str) -> Any:
@@ -136,6 +147,8 @@ def attach(model: Any, base: HFCheckpoint, settings: ModelSettings, lora: LoraSe
             "name as experts",
             "build the recipe with lora.dropout: 0, or without the projections of feed-forward blocks",
         )
+    if _text_alone(base):
+        config = _renamed(config, module_prefix(base), text_prefix(base))
     peft_model = get_peft_model(model, LoraConfig(**config), autocast_adapter_dtype=False)
     head = peft_model.get_output_embeddings()
     if lora.trainable_tokens and hasattr(head, "token_adapter"):
@@ -151,6 +164,17 @@ def attach(model: Any, base: HFCheckpoint, settings: ModelSettings, lora: LoraSe
             f"PEFT's adapters differ from the recipe's: {sorted(attached ^ set(modules))[:3]}"
         )
     return peft_model
+
+
+def _renamed(config: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    """Return a LoraConfig's arguments with another prefix in its regular expressions of modules' names."""
+    old, new = re.escape(old), re.escape(new)
+    out = dict(config)
+    if isinstance(out["target_modules"], str):
+        out["target_modules"] = out["target_modules"].replace(old, new)
+    for key in ("rank_pattern", "alpha_pattern"):
+        out[key] = {name.replace(old, new): value for name, value in out[key].items()}
+    return out
 
 
 def projections(base: HFCheckpoint, lora: LoraSettings) -> list[str]:
@@ -219,7 +243,8 @@ def set_base(model: Any, base: HFCheckpoint, lora: LoraSettings, frozen: HFCheck
 
     with torch.no_grad():
         for name, source in sources(base, lora).items():
-            parameter = model.get_parameter(f"{WRAPPER}{full_name(base, name)}.base_layer.weight")
+            prefix = holder(base.config) if is_of_tower(name) else text_prefix(base)
+            parameter = model.get_parameter(f"{WRAPPER}{prefix}{name}.base_layer.weight")
             parameter.copy_(torch.from_numpy(frozen.read(source.full_name(base.prefix))))
 
 
@@ -230,7 +255,7 @@ def adapter_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
     Args:
         model: from `attach`, or an object with its parameters under the same names.
     """
-    text, parts = f"{WRAPPER}{module_prefix(base)}", f"{WRAPPER}{holder(base.config)}"
+    text, parts = f"{WRAPPER}{text_prefix(base)}", f"{WRAPPER}{holder(base.config)}"
     out = {}
     for name, parameter in model.named_parameters():
         for which, called in zip(PARTS, ("A", "B", "magnitude_vector"), strict=True):
@@ -255,7 +280,7 @@ def full_parameters(model: Any, base: HFCheckpoint, only: Sequence[str] = ()) ->
     for parameter in train_only(base.family.parameters(base.architecture), only):
         for source in parameter.sources if parameter.trainable else ():
             name = source.full_name(base.prefix)
-            module = source.name if source.whole else module_prefix(base) + source.name
+            module = source.name if source.whole else text_prefix(base) + source.name
             names[module] = name
     out = {}
     for name, parameter in model.named_parameters():

@@ -56,6 +56,20 @@ def test_a_trained_tower_matches_train_py(name: str, tmp_path: Path) -> None:
     _compared(case(name, vision=True, targets=[*ALL, *tower]), tmp_path)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("like", "first"),
+    [
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "chunked_attention"),
+        ("Qwen/Qwen3.5-0.8B", "linear_attention"),
+    ],
+)
+def test_texts_alone_of_a_multimodal_checkpoint_match_train_py(like: str, first: str, tmp_path: Path) -> None:
+    settings = case("llava", targets=ALL[:4]).recipe
+    data = {"train": ["train.jsonl"], "packing": False, "max_length": 64}
+    _compared(Case(like, [first, "full_attention"], {**settings, "data": data}), tmp_path)
+
+
 def _compared(of: Case, folder: Path) -> None:
     """Check that all quantities of the two runs are within their limits."""
     backends = (Backend.TUNIX, Backend.TRL)

@@ -13,12 +13,20 @@ from trl import SFTConfig
 
 from ...errors import UserError
 from ...model.adapters import LoraSettings
-from ...peft.exporting import module_prefix
 from ...settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
 from ...training.first_values import residual
 from ...training.objectives import keeps_copy
 from ...weights.checkpoint import HFCheckpoint
-from ..peft_model import Pairs, attach, full_parameters, load_model, set_adapters, set_base, start
+from ..peft_model import (
+    Pairs,
+    attach,
+    full_parameters,
+    load_model,
+    set_adapters,
+    set_base,
+    start,
+    text_prefix,
+)
 
 
 @dataclass(frozen=True)
@@ -134,7 +142,7 @@ def _nf4(base: HFCheckpoint, model: ModelSettings) -> Any:
     """Return bitsandbytes' nf4 for the weights that train.py quantizes: blocks of 64, single quantization."""
     from transformers import BitsAndBytesConfig
 
-    prefix = module_prefix(base)
+    prefix = text_prefix(base)
     quantized = {f"{prefix}{target.name}" for target in base.family.lora_targets(base.architecture)}
     others = [
         name
