@@ -245,6 +245,7 @@ def shrink(
     axes: Mapping[str, int] | None = None,
     head_dim: int = 16,
     multimodal: Mapping[str, Any] = MappingProxyType({}),
+    positions: int = 0,
 ) -> dict[str, Any]:
     """Return a config.json of the same family, with one full period of layers and at least two layers.
 
@@ -257,6 +258,7 @@ def shrink(
         axes: axes of the mesh that the miniature is trained on.
         head_dim: the least size of a head.
         multimodal: keys of the original's that describe its tower, if `config` lacks them. LLaVA has several.
+        positions: the least length of the longest context, in tokens.
     """
     family, text = family_of(config), text_config(config)
     sizes = Sizes.of(family.architecture(config), text, axes or {}, head_dim)
@@ -265,6 +267,7 @@ def shrink(
     if shared := bool(text.get("num_kv_shared_layers")):
         layers *= 2  # the second period reads keys and values that the first one keeps
     small = resized(with_layers(config, layers), text, sizes)
+    small["max_position_embeddings"] = max(small["max_position_embeddings"], positions)
     if shared:
         small["num_kv_shared_layers"] = len(layers) // 2
     for kind, key in SEEN.items():

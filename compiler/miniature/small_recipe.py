@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import BaseModel
+
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.wording import split_layer
 from recipec.runtime.data.tokenizer import padded
@@ -26,6 +28,8 @@ DEVICES = 8
 """Most virtual CPU devices."""
 LENGTH = 128
 """Longest sequence, in tokens."""
+MODEL = "./model"
+"""The miniature's checkpoint, relative to its recipe."""
 TEACHER = "-teacher"
 """What is added to the name of a miniature's folder for that of its teacher."""
 ACCUMULATION = 2
@@ -71,21 +75,21 @@ def processes(program: Program) -> int:
 def derive(
     program: Program,
     config: Mapping[str, Any],
-    model: str,
     train: str,
     evaluate: str,
     steps: int,
     small: Architecture | None = None,
+    template: int = 0,
 ) -> tuple[dict[str, Any], list[MiniatureChange]]:
-    """Return the miniature's recipe as plain data, and its differences from the original.
+    """Return the miniature's recipe as plain data, with all defaults, and its differences from the original.
 
     Args:
         program: the original.
         config: the miniature's config.json.
-        model: the value for model.id.
         train, evaluate: data files, relative to the miniature's recipe.
         steps: optimizer steps.
         small: the miniature's sizes, in the original's family; None to read them from its config.json.
+        template: tokens that the recipe's chat template adds to a chat, by which the lengths grow.
     """
     if small is None:
         family = family_of(config)
@@ -96,7 +100,7 @@ def derive(
     recipe = program.recipe.model_dump(mode="json", exclude=NO_PART)
     axes = scale_axes(program.recipe.mesh.axes)
     micro = min(program.recipe.train.micro_batch_size, 2)
-    recipe["model"] |= {"id": model, "revision": None, "tokenizer": None, "attention": "dot"}
+    recipe["model"] |= {"id": MODEL, "revision": None, "tokenizer": None, "attention": "dot"}
     if program.recipe.model.vocab_size is not None:
         recipe["model"]["vocab_size"] = padded(small.vocab_size + 1)
     recipe["mesh"] |= {
@@ -108,7 +112,7 @@ def derive(
     recipe["data"] |= {
         "train": [{"path": train}],
         "eval": [{"path": evaluate}] if recipe["data"]["eval"] else [],
-        "max_length": min(recipe["data"]["max_length"], LENGTH),
+        "max_length": min(recipe["data"]["max_length"], LENGTH) + template,
         "transform": None,
         "reasoning": None,
         "temperature": None,
@@ -116,7 +120,7 @@ def derive(
     if recipe["data"]["images"] is not None:
         # A miniature's pictures are small, and its processor decides their tokens: 64 in Gemma 4.
         recipe["data"]["images"] |= {"folder": None, "longest_side": None, "tokens": None}
-        recipe["data"]["max_length"] = min(original["data"]["max_length"], 2 * LENGTH)
+        recipe["data"]["max_length"] = min(original["data"]["max_length"], 2 * LENGTH) + template
     recipe["train"] |= {
         "steps": steps,
         "epochs": None,
@@ -126,12 +130,12 @@ def derive(
     }
     if program.teacher is not None:
         distill = recipe["train"]["distill"]
-        distill["teacher"] |= {"id": f"{model}{TEACHER}", "revision": None}
+        distill["teacher"] |= {"id": f"{MODEL}{TEACHER}", "revision": None}
         distill["stored"] = None  # a rehearsal computes the teacher
         distill["max_completion_length"] = min(distill["max_completion_length"], COMPLETION_LENGTH)
         recipe["rollout"] = {}
     if recipe["train"]["grpo"] is not None:
-        reinforce_less(recipe)
+        reinforce_less(recipe, template)
     recipe["train"]["optimizer"]["learning_rate"] = LEARNING_RATE
     # A rehearsal logs to this machine only, and runs all its steps.
     recipe["train"]["log"] |= {"every": 1, "wandb_project": None, "mlflow_experiment": None}
@@ -156,23 +160,48 @@ def derive(
     return recipe, list(replacements(original, recipe))
 
 
-def reinforce_less(recipe: dict[str, Any]) -> None:
-    """Adapt a recipe of reinforcement learning, as plain data, to the miniature's data and mesh."""
+def reinforce_less(recipe: dict[str, Any], template: int) -> None:
+    """Adapt a recipe of reinforcement learning, as plain data, to the miniature's data and mesh.
+
+    Args:
+        template: as for `derive`.
+    """
     grpo, rows = recipe["train"]["grpo"], recipe["train"]["global_batch_size"]
     completion = min(grpo["max_completion_length"], COMPLETION_LENGTH)
     groups = [size for size in range(2, grpo["num_generations"] + 1) if rows % size == 0]
     grpo |= {
         "num_generations": max(groups, default=rows),
         "iterations": min(grpo["iterations"], ITERATIONS),
-        "max_prompt_length": PROMPT_LENGTH,
+        "max_prompt_length": PROMPT_LENGTH + template,
         "max_completion_length": completion,
         "stop": [],  # texts of another tokenizer
     }
     if grpo["overlong_penalty"] is not None:
         grpo["overlong_penalty"] = min(grpo["overlong_penalty"], completion)
-    recipe["data"]["max_length"] = PROMPT_LENGTH + completion
+    recipe["data"]["max_length"] = grpo["max_prompt_length"] + completion
     recipe["rewards"] = [REWARD]
     recipe["rollout"] = {}  # a miniature has no server
+
+
+def as_written(recipe: Mapping[str, Any], section: BaseModel) -> dict[str, Any]:
+    """Leave out the defaults of a miniature's recipe that the original leaves out: to write one asks for it.
+
+    A recipe without `lora`, for example, may not ask for an adapter, but the default of `merge.adapter` is
+    true.
+
+    Args:
+        recipe: the miniature's recipe, or a section of it, as plain data.
+        section: the same part of the original.
+    """
+    out = {}
+    for key, value in recipe.items():
+        original, declared = getattr(section, key), type(section).model_fields[key]
+        default = declared.get_default(call_default_factory=True, validated_data=dict(recipe))
+        if isinstance(original, BaseModel) and isinstance(value, Mapping):
+            value, default = as_written(value, original), {}
+        if key in section.model_fields_set or value != default:
+            out[key] = value
+    return out
 
 
 def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small: Architecture) -> None:

@@ -16,7 +16,14 @@ from recipec.compiler.catalog import facts_of
 from recipec.compiler.checks.backends import diagnosed
 from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.miniature.small_recipe import NO_PART, MiniatureChange, derive, replacements
+from recipec.compiler.miniature.small_recipe import (
+    NO_PART,
+    MiniatureChange,
+    as_written,
+    derive,
+    replacements,
+)
+from recipec.compiler.miniature.template_length import template_tokens
 from recipec.compiler.packages import missing_packages, require_packages
 from recipec.compiler.pages import text
 from recipec.compiler.rehearse.artifact_run import claim, done_line, script_environment
@@ -305,7 +312,8 @@ def write_recipe(program: Program, steps: int, work: Path) -> list[MiniatureChan
     Dropout is zero, because no two libraries draw the same random numbers.
     """
     config = json.loads((work / "model" / "config.json").read_text(encoding="utf-8"))
-    recipe, _ = derive(program, config, "./model", TRAIN_FILE, TRAIN_FILE, steps)
+    longer = template_tokens(program, work / "model")
+    recipe, _ = derive(program, config, TRAIN_FILE, TRAIN_FILE, steps, template=longer)
     recipe["model"] |= {"dtype": "float32", "quantization": None, "quantized_matmul": None}
     recipe["mesh"]["hosts"] = None  # a trace belongs to one process
     if recipe["lora"] is not None:
@@ -320,7 +328,7 @@ def write_recipe(program: Program, steps: int, work: Path) -> list[MiniatureChan
     replaced = replacements(program.recipe.model_dump(mode="json", exclude=NO_PART), recipe)
     del recipe["data"]["eval_seed"]  # it has no meaning without eval_fraction
     copy_template(program, recipe, work)
-    write_yaml(work / RECIPE, recipe)
+    write_yaml(work / RECIPE, as_written(recipe, program.recipe))
     return replaced
 
 

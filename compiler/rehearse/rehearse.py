@@ -25,10 +25,12 @@ from recipec.compiler.lower import lower
 from recipec.compiler.lowering.backend import Backend, others
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.references import is_inline
-from recipec.compiler.miniature.small_checkpoint import shrink, write_checkpoint
+from recipec.compiler.miniature.small_checkpoint import LONGEST, shrink, write_checkpoint
 from recipec.compiler.miniature.small_recipe import (
+    MODEL,
     TEACHER,
     MiniatureChange,
+    as_written,
     conversations,
     derive,
     pictured_row,
@@ -36,6 +38,7 @@ from recipec.compiler.miniature.small_recipe import (
     row_of,
     scale_axes,
 )
+from recipec.compiler.miniature.template_length import template_tokens
 from recipec.compiler.packages import require_packages
 from recipec.compiler.rehearse.any_miniature import write_any
 from recipec.compiler.rehearse.artifact_run import ArtifactRun, claim
@@ -148,7 +151,9 @@ def write_miniature(program: Program, work: Path, dtype: str | None = None) -> s
     texts = [message["content"] for row in rows for message in row]
     if not program.family.tunix:
         return write_any(work / "model", program, axes, texts, dtype)
-    config = shrink(program.config, axes, multimodal=program.multimodal)
+    # A prompt and its completion have to fit the context, however long the chat template is.
+    positions = LONGEST if program.recipe.train.objective == "grpo" else 0
+    config = shrink(program.config, axes, multimodal=program.multimodal, positions=positions)
     write_checkpoint(work / "model", config, texts, dtype=dtype, added=program.recipe.model.add_tokens)
     if program.teacher is not None:  # the same model, with an embedding of other values
         write_checkpoint(work / f"model{TEACHER}", config, texts, dtype=dtype, embedding_scale=TEACHER_SCALE)
@@ -171,10 +176,11 @@ def _renamed(value: Any, fields: Mapping[str, str]) -> Any:
 def write_recipe(program: Program, steps: int, work: Path) -> list[MiniatureChange]:
     """Write recipe.yaml next to the miniature, and return the values it replaces."""
     config = json.loads((work / "model" / "config.json").read_text(encoding="utf-8"))
-    small = None if program.family.tunix else catalog.find("./model", work).architecture
-    recipe, replaced = derive(program, config, "./model", TRAIN_FILE, EVAL_FILE, steps, small)
+    small = None if program.family.tunix else catalog.find(MODEL, work).architecture
+    longer = template_tokens(program, work / "model")
+    recipe, replaced = derive(program, config, TRAIN_FILE, EVAL_FILE, steps, small, longer)
     copy_template(program, recipe, work)
-    write_yaml(work / RECIPE, recipe)
+    write_yaml(work / RECIPE, as_written(recipe, program.recipe))
     return replaced
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
+from recipec.compiler.explain.preview import preview
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.miniature.small_checkpoint import VOCABULARY, shrink, write_checkpoint
-from recipec.compiler.miniature.small_recipe import LEARNING_RATE, derive, scale_axes
-from recipec.compiler.rehearse.rehearse import write_miniature, write_yaml
+from recipec.compiler.miniature.small_recipe import LEARNING_RATE, LENGTH, PROMPT_LENGTH, derive, scale_axes
+from recipec.compiler.rehearse.rehearse import TRAIN_ROWS, write_miniature, write_recipe, write_yaml
 from recipec.runtime.data.tokenizer import token_ids, with_tokens
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load
@@ -41,7 +43,7 @@ def miniature(folder: Path, recipe: dict[str, Any]) -> tuple[Program, dict[str, 
     original = program(folder, recipe, "original.yaml")
     config = shrink(original.config, scale_axes(original.recipe.mesh.axes))
     write_checkpoint(folder / "model", config)
-    small, replaced = derive(original, config, "./model", "train.jsonl", "eval.jsonl", 8)
+    small, replaced = derive(original, config, "train.jsonl", "eval.jsonl", 8)
     return program(folder, small), {change.path: change.after for change in replaced}
 
 
@@ -166,3 +168,85 @@ def test_miniatures_tokenizer_has_the_tokens_that_new_ones_replace(tmp_path: Pat
     files = {file.name: file.read_bytes() for file in (tmp_path / "model").glob("*.json")}
     made = json.loads(with_tokens(files, tokens, VOCABULARY, "model")["tokenizer.json"])
     assert tokens.keys() <= token_ids(made).keys()
+
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "sft": {"data": {"format": "chat"}},
+    "dpo": {"data": {"format": "preference"}},
+    "cpo": {"data": {"format": "preference"}},
+    "kto": {"data": {"format": "unpaired_preference"}, "train": {"micro_batch_size": 2}},
+    "distill": {
+        "data": {"format": "chat"},
+        "train": {"distill": {"teacher": {"id": "Qwen/Qwen3-1.7B"}, "lmbda": 0.5}},
+    },
+    "grpo": {"data": {"format": "prompt"}, "rewards": [{"numeric_match": {"column": "answer"}}]},
+}
+"""Keys of a recipe with each objective."""
+
+
+def rehearsed(folder: Path, recipe: dict[str, Any]) -> Program:
+    """Compile a recipe's miniature as `recipe rehearse` does."""
+    original = program(folder, recipe, "original.yaml")
+    work = folder / "work"
+    work.mkdir()
+    write_miniature(original, work)
+    write_recipe(original, 4, work)
+    return program(work, json.loads(json.dumps(YAML(typ="safe").load(work / "recipe.yaml"))))
+
+
+def with_objective(objective: str, model: str = "Qwen/Qwen3-0.6B", **data: Any) -> dict[str, Any]:
+    keys = OBJECTIVES[objective]
+    return BASE | {
+        "model": {"id": model},
+        "data": {"train": [{"path": "gs://bucket/rows.jsonl"}]} | keys["data"] | data,
+        "train": {"objective": objective, "steps": 100, "global_batch_size": 32} | keys.get("train", {}),
+        **({"rewards": keys["rewards"]} if "rewards" in keys else {}),
+    }
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_recipe_that_leaves_its_keys_to_their_defaults_has_a_valid_miniature(
+    tmp_path: Path, objective: str, lora: dict[str, int] | None
+) -> None:
+    small = rehearsed(tmp_path, with_objective(objective) | {"lora": lora}).recipe
+    assert small.train.objective == objective
+    assert (small.lora is None) == (lora is None)
+    assert "adapter" not in small.merge.model_fields_set
+
+
+def test_a_key_of_the_recipe_stays_in_its_miniature_even_with_the_default_value(tmp_path: Path) -> None:
+    recipe = with_objective("sft") | {"merge": {"adapter": True, "output": "model"}}
+    small = rehearsed(tmp_path, recipe).recipe
+    assert small.merge.model_fields_set == {"adapter", "output"}
+    assert small.lora is not None and small.lora.alpha == 32
+
+
+@pytest.mark.parametrize("model", ["microsoft/phi-4", "tencent/Hunyuan-0.5B-Instruct", "Qwen/Qwen3-0.6B"])
+def test_a_prompt_and_its_completion_fit_the_context_of_each_miniature(tmp_path: Path, model: str) -> None:
+    small = rehearsed(tmp_path, with_objective("grpo", model)).recipe
+    assert small.train.grpo is not None and small.train.grpo.max_completion_length == 16
+
+
+SYSTEM = (
+    "You answer questions about travel. First think about the route, the season and the traveler's budget, "
+    "between <think> and </think>. Then write the answer between <answer> and </answer>. Name every ticket "
+    "that has to be bought in advance, and never promise a connection of less than twenty minutes."
+)
+TEMPLATE = (
+    "{{ '" + SYSTEM.replace("'", "\\'") + "\n' }}{% for message in messages %}"
+    "{{ message.role + ': ' + message.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: <think>' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(("objective", "template"), [("sft", TEMPLATE), ("grpo", "long.jinja")])
+def test_rows_fit_the_miniature_with_a_long_chat_template(
+    tmp_path: Path, objective: str, template: str
+) -> None:
+    (tmp_path / "long.jinja").write_text(TEMPLATE, encoding="utf-8")
+    recipe = with_objective(objective, "allenai/Olmo-3-1025-7B", chat_template=template, overlong="drop")
+    data = preview(rehearsed(tmp_path, recipe), 0, "train")
+    assert data.problem is None
+    assert (data.report.kept, data.report.read) == (TRAIN_ROWS, TRAIN_ROWS)
+    assert data.report.longest > max(LENGTH, PROMPT_LENGTH)  # as long as no row without the template

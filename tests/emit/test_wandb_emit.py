@@ -92,6 +92,6 @@ def test_resume_allows_wandb_change_but_no_other_package_change(tmp_path: Path) 
 def test_miniature_recipe_drops_wandb_project(tmp_path: Path) -> None:
     program = program_of(tmp_path, ASKED)
     config = shrink(program.config, {"fsdp": 4, "tp": 1})
-    recipe, replaced = derive(program, config, "./model", "train.jsonl", "eval.jsonl", 12)
+    recipe, replaced = derive(program, config, "train.jsonl", "eval.jsonl", 12)
     assert recipe["train"]["log"]["wandb_project"] is None
     assert [change.after for change in replaced if change.path == "train.log.wandb_project"] == ["none"]
