@@ -31,7 +31,7 @@ MODEL = ModelSettings(
     family="gemma3",
     dtype="bfloat16",
     attention="dot",
-    remat="decoder",
+    remat="save_dots",
 )
 MESH = MeshSettings(
     platform="tpu",
