@@ -22,9 +22,10 @@ from recipec.compiler.plan.results import Collective, Compiled, Interval, Kernel
 from recipec.compiler.plan.schedule import Prices
 from recipec.compiler.plan.timeline import combined
 
-TIME_ERROR, USUAL_ERROR = 0.02, 0.1
-"""The most by which a first estimate's seconds differ from the plan's own, with libtpu's cycles and without.
-tests/recipes holds them, and those of memory, for the recorded plans."""
+TIME_ERROR, USUAL_ERROR, PICTURES_ERROR = 0.02, 0.1, 0.2
+"""The most by which a first estimate's seconds differ from the plan's own: with libtpu's cycles, without, and
+without where a vision tower works too, whose products have other sizes. tests/recipes holds them, and those
+of memory, for the recorded plans."""
 MEMORY_ERROR, EXPERTS_MEMORY_ERROR = 0.1, 0.2
 """The same for bytes, and those of a model with experts. Memory is no sum where all layers take most of it at
 another moment than few do."""
@@ -50,12 +51,14 @@ class FirstParts:
         end: the layers that are compiled to the end for the cycles of their operations; None where `usual`
             has what operations take.
         usual: as in `rates.usual_prices`.
+        error: the most by which the estimated seconds differ from the plan's own, as a share.
     """
 
     scheduled: tuple[Part, ...]
     shares: tuple[float, ...]
     end: Part | None
     usual: Prices | None
+    error: float
 
     @property
     def every(self) -> tuple[Part, ...]:
@@ -67,11 +70,6 @@ class FirstParts:
         """Whether no code is generated, which takes most of a compile."""
         return self.end is None
 
-    @property
-    def error(self) -> float:
-        """The most by which the estimated seconds differ from the plan's own, as a share."""
-        return USUAL_ERROR if self.quick else TIME_ERROR
-
 
 def first_parts(program: Program, parts: Parts, backend: Backend) -> FirstParts | None:
     """Return the compiles of a program's first estimate; None if the plan's own are no slower."""
@@ -80,8 +78,9 @@ def first_parts(program: Program, parts: Parts, backend: Backend) -> FirstParts 
         return None
     if usual is not None:
         scheduled, shares = (parts.shallow, parts.shares) if parts.shallow else ((parts.whole,), (1.0,))
-        return FirstParts(scheduled, shares, None, usual)
-    return FirstParts(parts.shallow, parts.shares, parts.end, None) if parts.shallow else None
+        error = USUAL_ERROR if program.recipe.data.images is None else PICTURES_ERROR
+        return FirstParts(scheduled, shares, None, usual, error)
+    return FirstParts(parts.shallow, parts.shares, parts.end, None, TIME_ERROR) if parts.shallow else None
 
 
 def memory_error(program: Program) -> float:

@@ -251,7 +251,7 @@ def test_pruning_keeps_every_point_of_the_pareto_front(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_first_estimates_save_compiles_and_keep_the_front(seed: int) -> None:
     machine, without = Machine(seed), Machine(seed)
-    machine.first = FirstParts((Part((0,), scheduled=True),), (1.0,), None, Prices())
+    machine.first = FirstParts((Part((0,), scheduled=True),), (1.0,), None, Prices(), 0.1)
     found = machine.search(most=1000)
     assert named(found) == best_of_all(machine, found)
     without.times = dict(machine.times)
