@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -73,11 +74,18 @@ class Hub:
         return [path for where, how, path, _ in self.requests if (where, how) == (server, method)]
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print no traceback among what the client prints, if it closes its connection early."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 @contextmanager
 def serving() -> Iterator[Hub]:
     """Run a hub at 127.0.0.1 whose CDN is "localhost": another host with another port."""
     hub = Hub("")
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub, which)) for which in ("hub", "cdn")]
+    servers = [_Server(("127.0.0.1", 0), _handler(hub, which)) for which in ("hub", "cdn")]
     hub.address = f"http://127.0.0.1:{servers[0].server_port}"
     hub_cdn = f"http://localhost:{servers[1].server_port}"
     for server in servers:
