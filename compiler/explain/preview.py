@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -191,7 +192,8 @@ def preview(
         rows_of = (
             {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part.sources, data, room)
         )
-        measure_rows(report, list(rows_of.values()), samples, room)
+        if not rewarded:  # a row is a prompt with its completion then
+            measure_rows(report, list(rows_of.values()), samples, room)
         draws = epochs.draws
         if counted:
             steps = math.ceil(len(epochs.of(0)) / program.recipe.train.global_batch_size)
@@ -259,8 +261,10 @@ def page(preview: Preview) -> Document:
         before, after = BRACKETS[0]
         body = "".join(f"{before}{text}{after}" if target else text for text, target in sample.pieces)
         blocks: list[Block] = [Gallery(gallery)] if gallery else []
-        carry = f"{sample.tokens:,} tokens, {sample.targets:,} carry loss: they stand in {before} {after}."
-        blocks += [Text(carry), Text(body, "code")]
+        loss = f", {sample.targets:,} carry loss: they stand in {before} {after}" if preview.learns else ""
+        blocks += [Text(f"{sample.tokens:,} tokens{loss}."), Text(body, "code")]
+        if sample.columns:
+            blocks.append(Items(_columns(sample)))
         sections.append(Section(f"sample-{number}", sample.origin, (), blocks))
     report = preview.report
     counts: list[Block] = [Text(report.sentence(preview.split)), Items([*report.notes(), *preview.notes])]
@@ -360,7 +364,7 @@ def text(preview: Preview, color: bool) -> str:
             f"{before}{_visible(piece)}{after}" if target else _visible(piece)
             for piece, target in sample.pieces
         )
-        lines += [body.rstrip("\n") if body.endswith("\n") else body, ""]
+        lines += [body.rstrip("\n") if body.endswith("\n") else body, *map(_visible, _columns(sample)), ""]
     if preview.lengths:
         lines += ["lengths of the samples, in tokens", *_bars(preview.lengths), ""]
     lines.append(report.sentence(preview.split))
@@ -375,6 +379,14 @@ def text(preview: Preview, color: bool) -> str:
     if preview.steps_per_epoch:
         lines.append(f"steps: {preview.steps_per_epoch:,} an epoch")
     return "\n".join(lines) + "\n"
+
+
+def _columns(sample: Shown) -> list[str]:
+    """Return a line for each column that the rewards of a prompt can read."""
+    return [
+        f"for rewards, {name}: {json.dumps(value, ensure_ascii=False)}"
+        for name, value in sample.columns.items()
+    ]
 
 
 def _fullness(preview: Preview) -> str:

@@ -25,7 +25,7 @@ from .control_tokens import (
     check_foreign,
     special_tokens,
 )
-from .formats import AnySample, ParsedSample, PreferencePair
+from .formats import COLUMNS, AnySample, ParsedSample, PreferencePair
 from .image_processor import ImageSettings, Placed, image_processor
 from .masking import Blank, Inconsistent, Rendered, Renderer, after_answer
 from .messages import Messages, parted
@@ -212,9 +212,10 @@ class Encoder:
                 if not self._is_readable(sample, report):
                     continue
                 text = without_start(sample.prompt or "", begin)
-                ids = without_added_end(self._tokenizer.encode(text), least=1)
+                encoding = self._tokenizer.encode(text)
+                encoding.truncate(len(without_added_end(encoding, least=1)))
                 held = () if self._literal else tuple(self._control.held(text))
-                yield i, Encoded(Rendered(text, ()), _Tokens(ids), [], Unread(), None, held, self._eos)
+                yield i, Encoded(Rendered(text, ()), encoding, [], Unread(), None, held, self._eos)
                 continue
             if chats is None:
                 raise _without_template(sample)
@@ -224,19 +225,9 @@ class Encoder:
             except (TemplateRefusal, Inconsistent) as error:
                 getattr(report, error.kind).add(sample.origin, str(error))
                 continue
-            ids = self._tokenizer.encode(written.text, add_special_tokens=False).ids
-            yield (
-                i,
-                Encoded(
-                    rendering,
-                    _Tokens(ids),
-                    [],
-                    Unread(),
-                    None,
-                    written.control,
-                    self._after(chats.after_answer),
-                ),
-            )
+            encoding = self._tokenizer.encode(written.text, add_special_tokens=False)
+            end = self._after(chats.after_answer)
+            yield i, Encoded(rendering, encoding, [], Unread(), None, written.control, end)
 
     @cached_property
     def _eos(self) -> int | str:
@@ -459,16 +450,6 @@ def _without_template(sample: ParsedSample) -> UserError:
         f"{sample.origin} is a conversation, and the tokenizer has no chat template",
         "set data.chat_template to a template's path or text",
     )
-
-
-@dataclass(frozen=True)
-class _Tokens:
-    """The tokens of a prompt."""
-
-    ids: list[int]
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 def _without_marks(messages: Messages) -> list[Any]:
@@ -861,6 +842,7 @@ class Shown:
         tokens, targets: their numbers.
         truncated: whether it was cut to max_length.
         pictures: its pictures; in the pieces, each has its description in place of its tokens.
+        columns: of a prompt: those that rewards can read, with their values.
     """
 
     origin: str
@@ -869,6 +851,7 @@ class Shown:
     targets: int
     truncated: bool
     pictures: tuple[ShownPicture, ...] = ()
+    columns: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -905,7 +888,7 @@ def show(encoder: Encoder, sample: ParsedSample, source: int = 0) -> list[Shown]
     """
     builder = Builder(encoder.coding, source)
     for _, encoded in encoder.encoded([sample], source, builder.report):
-        builder.add(sample.origin, encoded)
+        builder.add(sample.origin, encoded, columns=sample.columns)
         samples, report = builder.finish()
         pictures = encoder.pictures(encoded)
         return [
@@ -918,6 +901,7 @@ def show(encoder: Encoder, sample: ParsedSample, source: int = 0) -> list[Shown]
                 int(piece.targets.sum()),
                 bool(report.truncated),
                 pictures[: len(samples.pictures(number))],
+                json.loads(sample.columns)[COLUMNS] if sample.columns is not None else {},
             )
             for number, (first, piece) in enumerate(zip(samples.offsets.tolist(), samples, strict=False))
         ]

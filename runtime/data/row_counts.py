@@ -263,11 +263,11 @@ class SplitReport:
                 f"{self.row_patches:,} patches, {filled:.1f} % full"
             )
         targets = f", of which {self.targets:,} are targets" if self.targets else ""
+        full = f"; {self.rows:,} rows of {self.row_length:,}, {100 * self.efficiency:.1f} % full"
         return (
             f"{name}: {self.kept:,} of {self.read:,} samples kept{fate}{cut}; {self.tokens:,} tokens"
-            f"{targets}; mean length {self.mean_length:.0f}, longest "
-            f"{self.longest:,}; {self.rows:,} rows of {self.row_length:,}, {100 * self.efficiency:.1f} % full"
-            f"{pictures}"
+            f"{targets}; mean length {self.mean_length:.0f}, longest {self.longest:,}"
+            f"{full if self.rows else ''}{pictures}"
         )
 
     def notes(self) -> list[str]:

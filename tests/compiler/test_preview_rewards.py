@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from recipec.compiler.explain.preview import preview, text
 from recipec.compiler.explain.preview_rewards import Scored, sampled, scored
 from recipec.compiler.lower import lower
 from recipec.compiler.lowering.program import Program
@@ -63,6 +64,34 @@ def program(tmp_path: Path) -> Iterator[Program]:
     lowered = lower(load(tmp_path / "recipe.yaml"))
     assert lowered.program is not None, render_text(lowered.diagnostics)
     yield lowered.program
+
+
+def test_prompts_are_shown_with_the_columns_that_rewards_read(program: Program, tmp_path: Path) -> None:
+    from recipec.compiler.miniature.small_checkpoint import write_tokenizer
+
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    write_tokenizer(folder, "llama")
+    shown = text(preview(program, 3, "train", folder), color=False)
+    assert (
+        """\
+--- prompts.jsonl:1: 23 tokens
+<|begin_of_text|><|start_header_id|>user<|end_header_id|>
+
+12 + 34 =<|eot_id|><|start_header_id|>assistant<|end_header_id|>
+for rewards, answer: 46
+for rewards, topic: "sums"
+for rewards, tried: ["46", "It is 40."]
+
+--- prompts.jsonl:2: 8 tokens
+<|begin_of_text|>5 - 3 =
+for rewards, answer: 2
+for rewards, topic: null
+for rewards, tried: ["2", "2"]
+"""
+        in shown
+    )
+    assert "train: 2 of 2 samples kept; 31 tokens; mean length 16, longest 23\n" in shown
 
 
 def test_completions_of_a_column_are_scored(program: Program, tmp_path: Path) -> None:
