@@ -57,6 +57,14 @@ E0405 = Code(
     cure="Train the instruction-tuned checkpoint, or give `data.chat_template`.",
 )
 
+E0411 = Code(
+    "E0411",
+    "chat template is not valid Jinja",
+    cause="`data.chat_template` does not compile as transformers would compile it: a block is not closed, or a "
+    "filter or test does not exist.",
+    cure="Correct the template at the line that the message names.",
+)
+
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     data, model = facts.recipe.data, facts.model
@@ -76,6 +84,10 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             )
             return
         if (text := templates[named]) is not None:
+            if (invalid := _invalid(text)) is not None:
+                where = "" if is_inline(named) else f"`{named}`: "
+                yield Diagnostic(E0411, f"{where}{invalid.message}", place, invalid.help)
+                return
             yield from _markup(facts, text, place)
     shipped: str | None = None
     place = "model.id" if facts.recipe.model.tokenizer is None else "model.tokenizer"
@@ -154,6 +166,17 @@ def _reasoning(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagno
             "data.reasoning",
             "reasoning: drop",
         )
+
+
+def _invalid(template: str) -> UserError | None:
+    """Return why a text is no template in Jinja."""
+    from recipec.runtime.data.template import ChatTemplate
+
+    try:
+        ChatTemplate(template, {})
+    except UserError as error:
+        return error
+    return None
 
 
 def _given(folder: Path, template: str) -> str | None:
