@@ -60,8 +60,8 @@ E0405 = Code(
 E0411 = Code(
     "E0411",
     "chat template is not valid Jinja",
-    cause="`data.chat_template` does not compile as transformers would compile it: a block is not closed, or a "
-    "filter or test does not exist.",
+    cause="`data.chat_template` does not compile as transformers would compile it: a block is not closed, "
+    "or a filter or test does not exist.",
     cure="Correct the template at the line that the message names.",
 )
 
