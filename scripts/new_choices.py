@@ -4,9 +4,10 @@
     python -m scripts.new_choices compare          the choices of each pair, the fastest first
     python -m scripts.new_choices write            the table of docs/planning.md
 
-A pair is a model and a machine. `recipe new` writes its recipe, and each alternative changes one key of it;
+A pair is a model and a machine. `recipe new` writes its recipe, and each alternative changes one choice;
 the last one has every change that was faster by itself. A time is the first estimate of a plan, from
-schedules of a few layers. The figures are in docs/new-choices.json.
+schedules of a few layers. It cannot compare flags: what products take depends on them, and only a whole plan
+has their cycles. The figures are in docs/new-choices.json.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "tpu7x-8": ("Qwen/Qwen3-8B", "google/gemma-3-27b-it"),
 }
 """The models of each machine."""
+
+POLICIES = ("none", "save_dots", "save_attention", "decoder")
+"""From nothing recomputed to most: of those that fit, the first is the fastest with the same rows."""
 
 AND = " and "
 
@@ -137,30 +141,32 @@ def new(name: str, folder: Path) -> Path:
     return path
 
 
-def alternatives(program: Program) -> Iterator[tuple[str, ...]]:
-    """Yield changes of one key to a recipe, as values of --set.
+def alternatives(program: Program) -> Iterator[list[tuple[str, ...]]]:
+    """Yield changes to a recipe, as values of --set; of each list, the first that fits counts.
 
-    Rows of a device change with the mesh, because the rows of an optimizer step stay the same.
+    The rows of an optimizer step stay the same: rows of a device change with the mesh.
     """
     recipe, devices = program.recipe, program.accelerator.devices
-    for policy in ("none", "save_dots", "save_attention", "offload_dots", "decoder"):
-        if policy != recipe.remat.policy:
-            yield (f"remat.policy={policy}",)
-    fixed = f"remat.policy={recipe.remat.policy}"  # `auto` could mean another policy with another mesh
+    policy = recipe.remat.policy
+    yield [(f"remat.policy={other}",) for other in POLICIES[: POLICIES.index(policy)]]
+    if policy in ("save_attention", "decoder"):
+        yield [("remat.policy=offload_dots",)]
+    policies = [f"remat.policy={other}" for other in POLICIES]
     tp = recipe.mesh.axes["tp"]
     for size in tp_sizes(program.architecture, devices):
         if size in (tp * 2, tp // 2):
-            yield f"mesh.axes={flow(arranged(1, devices // size, size))}", fixed
-    for micro in (program.recipe.train.micro_batch_size * 2,):
-        if program.accumulation_steps % 2 == 0:
-            yield f"train.micro_batch_size={micro}", fixed
-    if program.architecture.expert_layers:
-        yield f"mesh.axes={flow({'ep': devices})}", fixed
+            axes = f"mesh.axes={flow(arranged(1, devices // size, size))}"
+            yield [(axes, setting) for setting in policies]
+    if program.architecture.expert_layers and recipe.mesh.axes["ep"] != devices:
+        axes = f"mesh.axes={flow({'ep': devices})}"
+        yield [(axes, setting) for setting in policies]
+    rows = recipe.train.micro_batch_size
+    for other in [rows * 2] * (program.accumulation_steps % 2 == 0) + [rows // 2] * (rows % 2 == 0):
+        yield [(f"train.micro_batch_size={other}", setting) for setting in policies]
     if recipe.model.attention == "splash":
         for block in BLOCKS:
             if block != attention_block(program) and recipe.data.max_length % block == 0:
-                yield (f"model.attention_block={block}",)
-    yield ("xla.profile=none",)
+                yield [(f"model.attention_block={block}",)]
 
 
 def judged(path: Path, sets: Sequence[str]) -> Choice | None:
@@ -188,12 +194,15 @@ def compared(name: str) -> Compared | None:
             return None
         available = program.accelerator.hbm_bytes_per_device
         out = Compared(chosen(program), available, {"": first})
-        for sets in alternatives(program):
-            varied = lower(load(path, sets), planning=True).program
-            if varied is None or need(varied).total > 1.1 * available:
-                continue
-            if (choice := judged(path, sets)) is not None:
-                out = replace(out, choices={**out.choices, AND.join(sets): choice})
+        for candidates in alternatives(program):
+            for sets in candidates:
+                varied = lower(load(path, sets), planning=True).program
+                if varied is None or need(varied).total > 1.1 * available:
+                    continue
+                if (choice := judged(path, sets)) is not None:
+                    out = replace(out, choices={**out.choices, AND.join(sets): choice})
+                    if choice.memory <= available:
+                        break
         if (faster := _combined(out)) and (choice := judged(path, faster)) is not None:
             out = replace(out, choices={**out.choices, AND.join(faster): choice})
         return out

@@ -61,18 +61,28 @@ DELTA_CHUNK, MAMBA1_CHUNK = 64, 32
 ROOM = 2
 """ROOM of runtime/model/expert_products.py: rows that a device has room for, relative to its own."""
 
+DOTS = (
+    *("stream", "attended", "sums", "middle", "heads", "compressed"),
+    *("gate", "projected", "post_norms"),
+)
+"""What save_dots keeps. Of queries, keys and values with norms, it keeps what the norms read."""
+
 KEPT: dict[str, tuple[str, ...] | None] = {
     "none": None,
-    "save_dots": ("stream", "attended", "sums", "middle", "heads", "projected_heads", "gate", "projected"),
+    "save_dots": DOTS,
     "save_attention": ("stream", "attended", "sums"),
     "block": ("stream", "middle", "normed"),
     "decoder": ("stream",),
-    "offload_dots": ("stream", "attended", "sums", "middle", "heads", "projected_heads", "gate", "projected"),
+    "offload_dots": DOTS,
 }
 """What each policy keeps of a layer, by the names of `layer_values`; None for everything but "normed".
 
 offload_dots keeps what save_dots does: a chip's link to its host is so slow that, when the backward pass
 begins, most of it still waits (Qwen3 8B and 14B on v6e, by libtpu's schedule)."""
+
+ACTIVATED_AGAIN = frozenset(("v5e", "tpu7x"))
+"""Generations on which XLA computes "activated" twice rather than keep it, if only adapters are trained: seen
+in the plans of 11 models. On v5p and v6e it keeps it."""
 
 PASSING = ("normed", "exchanged")
 """Values that no policy but "block" keeps."""
@@ -156,6 +166,7 @@ def layer_values(program: Program) -> list[dict[str, float]]:
     heads: queries, keys and values as attention reads them.
     gathered_heads: keys and values that attention reads from other devices of cp.
     projected_heads: queries, keys and values before their norms.
+    compressed: latent queries, keys and values, and what is made of them.
     attended, sums: the output of attention or of a state, and attention's logsumexp.
     probabilities: of attention dot.
     gate: of attention's output; of a layer with a state also its projections.
@@ -228,10 +239,10 @@ def _attention(program: Program, a: DecoderArchitecture, layer: int, numbers: in
     if (latent := a.latent) is not None:
         out["heads"] = size * n * (2 * h + values)
         compressed = latent.keys + latent.turned + latent.queries
-        out["projected_heads"] = size * (compressed + n * (latent.plain + latent.values))
+        out["compressed"] = size * (compressed + n * (latent.plain + latent.values))
     else:
         both = 0 if a.shares_kv(layer) else 2 * k * h
-        out["heads"] = size * (n * h + both)
+        out["heads"] = size * _padded(n * h + both, h)
         out["gathered_heads"] = size * both * (program.recipe.mesh.axes.get("cp", 1) - 1)
         normed = (n * h + both / 2) if a.qk_norm else 0
         out["projected_heads"] = size * (normed + (both / 2 if a.value_norm else 0))
@@ -383,7 +394,7 @@ def temporaries(program: Program) -> dict[str, float]:
     policy, size = recipe.remat.policy, BYTES[recipe.model.dtype]
     tokens = rows(program) * recipe.data.max_length / program.accelerator.devices
     layers = layer_values(program)
-    kept = sum(_of(values, KEPT.get(policy, ("stream",))) for values in layers[first_trained(program) :])
+    kept = sum(_kept(program, values) for values in layers[first_trained(program) :])
     held = weights(program)
     out = {"kept": kept * tokens, "logits": WORK["logits"] * _chunk_logits(program)}
     if policy in RECOMPUTING:
@@ -538,6 +549,20 @@ def _relaid(program: Program) -> float:
         if local[-1] % LANES:
             total += RELAID * 4 * math.prod(local[:-1]) * LANES * math.ceil(local[-1] / LANES)
     return total
+
+
+def _kept(program: Program, values: Mapping[str, float]) -> float:
+    """Return the bytes per token, over all devices, that a step keeps of a layer."""
+    recipe = program.recipe
+    names = KEPT.get(recipe.remat.policy, ("stream",))
+    out = _of(values, names)
+    if names is None and program.lora is not None:
+        simple = recipe.xla.profile == "none" and gathers(program)  # products are loops over gathered parts
+        if program.accelerator.generation in ACTIVATED_AGAIN and not simple:
+            out -= values.get("activated", 0.0)
+        if recipe.mesh.axes.get("tp", 1) > 1:  # the feed-forward block's input, before it is split
+            out += values["stream"]
+    return out
 
 
 def _of(values: Mapping[str, float], names: tuple[str, ...] | None) -> float:
