@@ -287,8 +287,6 @@ EXCEPTIONS: dict[str, tuple[float, float]] = {
     "qwen3-8b-full-tpu7x8": (-0.63, BOUNDS[1]),
     "Qwen3-8B, tpu7x-8 fsdp 8, save_attention, 4096 x 4, 8 layers, full": (-0.13, BOUNDS[1]),
     "qwen35-35b-a3b-v6e8": (-0.1, BOUNDS[1]),
-    "gemma3-27b-tpu7x8": (BOUNDS[0], 0.12),
-    "gemma3-1b-grpo-v5e8": (BOUNDS[0], 0.13),
     "gemma4-26b-a4b-qlora-v6e4": (-0.04, BOUNDS[1]),
 }
 """Steps whose error is out of BOUNDS, with their own bounds. docs/planning.md names them. On a tpu7x, full

@@ -310,9 +310,12 @@ def _asynchronous(program: Program) -> bool:
 
 
 def gathers(program: Program) -> bool:
-    """Return whether weights of layers are gathered."""
+    """Return whether matrices are gathered before they are used; rules can keep them whole on each device."""
     axes = program.recipe.mesh.axes
-    return any(axes.get(axis, 1) > 1 for axis in GATHERED)
+    if all(axes.get(axis, 1) == 1 for axis in GATHERED):
+        return False
+    matrices = [parameter.spec for parameter in program.parameters if len(parameter.shape) > 1]
+    return any(axis in GATHERED and shards(axis, axes) > 1 for spec in matrices for axis in spec)
 
 
 @dataclass(frozen=True)
