@@ -497,8 +497,8 @@ def tower_kept(program: Program) -> float:
 def _ahead(program: Program, activations: dict[str, float], held: Weights) -> dict[str, float]:
     """Return the temporaries where the experts' weights are gathered before the layers run.
 
-    This is a second peak, at the beginning of the step: nothing is kept yet. If nothing is recomputed, they stay
-    until the backward pass.
+    This is a second peak, at the beginning of the step: nothing is kept yet. If nothing is recomputed, they
+    stay until the backward pass.
     """
     if KEPT.get(program.recipe.remat.policy, ()) is None:
         return {**activations, "gathered experts": held.all_experts}
