@@ -34,14 +34,17 @@ class RematChoice:
 
     @property
     def reason(self) -> str:
-        """The upper bounds of the memory with the policy and with the others, in words."""
+        """The upper bounds of the memory with the policy and with the others, in words, and what may fit."""
         if self.accelerator.platform == "cpu":
             return "nothing is computed twice on a CPU"
         most = {policy: gib_number(of.most, 1) for policy, of in self.needs.items()}
         available = memory_size(self.accelerator.hbm_bytes_per_device)
         takes = f"{self.policy} needs up to {most[self.policy]} of {available} GiB by calculation"
         others = [f"{policy} {size}" for policy, size in most.items() if policy != self.policy]
-        return ", ".join([takes, *others])
+        faster = list(self.needs)[: list(self.needs).index(self.policy)]
+        perhaps = [policy for policy in faster if fits(self.accelerator, self.needs[policy].least)]
+        asked = f"; {perhaps[0]} may fit and is faster: recipe plan tells" if perhaps else ""
+        return ", ".join([takes, *others]) + asked
 
 
 def choose(program: Program) -> RematChoice:

@@ -103,6 +103,8 @@ def test_policy_is_the_fastest_that_surely_fits(
     reason = lowered.program.automatic["remat.policy"]
     assert reason.startswith(f"{policy} needs up to {most[policy]:.1f} of 31.25 GiB by calculation, ")
     assert all(f"{other} {size:.1f}" in reason for other, size in most.items() if other != policy)
+    perhaps = "" if policy == "none" else "none may fit and is faster: recipe plan tells"
+    assert reason.partition("; ")[2] == perhaps
 
 
 def test_policies_are_compared_where_they_make_sense() -> None:
