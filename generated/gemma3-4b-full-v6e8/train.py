@@ -32,7 +32,7 @@ MODEL = ModelSettings(
     dtype="bfloat16",
     attention="splash",
     attention_block=1024,
-    remat="save_attention",
+    remat="none",
 )
 MESH = MeshSettings(
     platform="tpu",

@@ -32,7 +32,7 @@ MODEL = ModelSettings(
     dtype="bfloat16",
     attention="splash",
     attention_block=512,
-    remat="decoder",
+    remat="none",
 )
 MESH = MeshSettings(
     platform="tpu",
