@@ -288,6 +288,7 @@ EXCEPTIONS: dict[str, tuple[float, float]] = {
     "Qwen3-8B, tpu7x-8 fsdp 8, save_attention, 4096 x 4, 8 layers, full": (-0.13, BOUNDS[1]),
     "qwen35-35b-a3b-v6e8": (-0.1, BOUNDS[1]),
     "gemma4-26b-a4b-qlora-v6e4": (-0.04, BOUNDS[1]),
+    "llama4-scout-v5p32": (-0.05, BOUNDS[1]),
 }
 """Steps whose error is out of BOUNDS, with their own bounds. docs/planning.md names them. On a tpu7x, full
 fine-tuning fills the memory: XLA keeps values that the policy would recompute."""
