@@ -15,7 +15,6 @@ from recipec.compiler.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.miniature.small_checkpoint import VOCABULARY, shrink, write_checkpoint
 from recipec.compiler.miniature.small_recipe import LEARNING_RATE, LENGTH, PROMPT_LENGTH, derive, scale_axes
-from recipec.compiler.rehearse.pipeline import StepFailed
 from recipec.compiler.rehearse.rehearse import TRAIN_ROWS, write_miniature, write_recipe, write_yaml
 from recipec.runtime.data.tokenizer import token_ids, with_tokens
 from recipec.spec.diagnostics import render_text
@@ -251,8 +250,3 @@ def test_rows_fit_the_miniature_with_a_long_chat_template(
     assert data.problem is None
     assert (data.report.kept, data.report.read) == (TRAIN_ROWS, TRAIN_ROWS)
     assert data.report.longest > max(LENGTH, PROMPT_LENGTH)  # as long as no row without the template
-
-
-def test_a_template_that_is_no_jinja_fails_the_step_that_reads_it(tmp_path: Path) -> None:
-    with pytest.raises(StepFailed, match="not valid Jinja: line 1"):
-        rehearsed(tmp_path, with_objective("sft", chat_template="{% if %}{{ messages }}"))
