@@ -8,6 +8,7 @@ FOLDER/WEIGHT-RANK.npz.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ def main(folder: Path, rank: int, weight: float) -> None:
     # DDP averages over the processes, so train_trl.py multiplies a piece's loss by their number.
     (loss(together, rank, weight) * PROCESSES).backward()
     np.savez(folder / f"{weight}-{rank}.npz", **gradients(model))
-    torch.distributed.destroy_process_group()
+    torch.distributed.barrier()
+    # DDP's destructor joins gloo's thread and holds the interpreter's lock, which that thread may wait for.
+    os._exit(0)
 
 
 if __name__ == "__main__":
