@@ -34,6 +34,7 @@ from recipec.compiler.plan.first_estimate import first_parts
 from recipec.compiler.plan.planner import compiled_or_raise, first_estimate, job
 from recipec.compiler.plan.pool import compile_jobs
 from recipec.compiler.plan.search import BLOCKS
+from recipec.compiler.roofline.remat_policy import POLICIES
 from recipec.compiler.roofline.step_estimate import need
 from recipec.compiler.wording import mesh_axes
 from recipec.spec.core_schema import flow
@@ -66,9 +67,6 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
 }
 """The models of each machine."""
 
-POLICIES = ("none", "save_dots", "save_attention", "decoder")
-"""From nothing recomputed to most: of those that fit, the first is the fastest with the same rows."""
-
 AND = " and "
 
 FASTER = 0.005
@@ -82,12 +80,10 @@ class Choice:
     Attributes:
         seconds: of an optimizer step; None if the compiler refused it.
         memory: bytes that one device needs.
-        calculated: the same by `recipe new`'s estimate, which compiles nothing.
     """
 
     seconds: float | None
     memory: float
-    calculated: float
 
 
 @dataclass(frozen=True)
@@ -180,7 +176,7 @@ def judged(path: Path, sets: Sequence[str]) -> Choice | None:
     results = compiled_or_raise(compile_jobs([job(program, sets, part) for part in first.every]))
     estimated = first_estimate(program, first, dict(zip(first.every, results, strict=True)))
     seconds = estimated.seconds * program.accumulation_steps or None
-    return Choice(seconds, estimated.memory.used, need(program).total)
+    return Choice(seconds, estimated.memory.used)
 
 
 def compared(name: str) -> Compared | None:
@@ -284,8 +280,7 @@ def _compare() -> None:
         print(f"{name}: {pair.chosen}")
         for change, choice in sorted(pair.choices.items(), key=lambda item: item[1].seconds or 1e9):
             seconds = "refused" if choice.seconds is None else f"{choice.seconds * 1e3:8,.0f} ms"
-            needed, calculated = choice.memory / 2**30, choice.calculated / 2**30
-            print(f"  {seconds}  {needed:6.2f} GiB, calculated {calculated:6.2f}  {change or 'as written'}")
+            print(f"  {seconds}  {choice.memory / 2**30:6.2f} GiB  {change or 'as written'}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

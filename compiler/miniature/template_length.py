@@ -30,9 +30,6 @@ def template_tokens(program: Program, model: Path) -> int:
 
     Returns:
         A multiple of MULTIPLE; 0 for a recipe without `data.chat_template`.
-
-    Raises:
-        UserError: the template is not valid Jinja.
     """
     from tokenizers import Tokenizer
 

@@ -44,7 +44,6 @@ from recipec.compiler.rehearse.any_miniature import write_any
 from recipec.compiler.rehearse.artifact_run import ArtifactRun, claim
 from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, carry_out, clear_up, new_console, tell
 from recipec.compiler.wording import mesh_axes
-from recipec.runtime.errors import UserError
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load
 
@@ -178,23 +177,11 @@ def write_recipe(program: Program, steps: int, work: Path) -> list[MiniatureChan
     """Write recipe.yaml next to the miniature, and return the values it replaces."""
     config = json.loads((work / "model" / "config.json").read_text(encoding="utf-8"))
     small = None if program.family.tunix else catalog.find(MODEL, work).architecture
-    longer = longer_by(program, work)
+    longer = template_tokens(program, work / "model")
     recipe, replaced = derive(program, config, TRAIN_FILE, EVAL_FILE, steps, small, longer)
     copy_template(program, recipe, work)
     write_yaml(work / RECIPE, as_written(recipe, program.recipe))
     return replaced
-
-
-def longer_by(program: Program, work: Path) -> int:
-    """Return the tokens that the recipe's chat template adds to a chat of the miniature.
-
-    Raises:
-        StepFailed: when the template cannot be compiled.
-    """
-    try:
-        return template_tokens(program, work / "model")
-    except UserError as error:
-        raise StepFailed(error.message) from error
 
 
 def _compile(program: Program, steps: int, work: Path, console: Console) -> str:

@@ -78,11 +78,11 @@ KEPT: dict[str, tuple[str, ...] | None] = {
 """What each policy keeps of a layer, by the names of `layer_values`; None for everything but "normed".
 
 offload_dots keeps what save_dots does: a chip's link to its host is so slow that, when the backward pass
-begins, most of it still waits (Qwen3 8B and 14B on v6e, by libtpu's schedule)."""
+begins, most of it still waits (Qwen3 8B and 14B on v6e, by libtpu's schedules)."""
 
 ACTIVATED_AGAIN = frozenset(("v5e", "tpu7x"))
 """Generations on which XLA computes "activated" twice rather than keep it, if only adapters are trained: seen
-in the plans of 11 models. On v5p and v6e it keeps it."""
+in the schedules of 11 models. On v5p and v6e it keeps it."""
 
 PASSING = ("normed", "exchanged")
 """Values that no policy but "block" keeps."""
@@ -566,7 +566,7 @@ def _kept(program: Program, values: Mapping[str, float]) -> float:
         simple = recipe.xla.profile == "none" and gathers(program)  # products are loops over gathered parts
         if program.accelerator.generation in ACTIVATED_AGAIN and not simple:
             out -= values.get("activated", 0.0)
-        if recipe.mesh.axes.get("tp", 1) > 1:  # the feed-forward block's input, before it is split
+        if recipe.mesh.axes.get("tp", 1) > 1:  # one array as wide as the stream more, in all plans with tp 2
             out += values["stream"]
     return out
 
