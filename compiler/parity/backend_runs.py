@@ -23,6 +23,7 @@ from recipec.compiler.miniature.small_recipe import (
     derive,
     replacements,
 )
+from recipec.compiler.miniature.template_length import template_tokens
 from recipec.compiler.packages import missing_packages, require_packages
 from recipec.compiler.pages import text
 from recipec.compiler.rehearse.artifact_run import claim, done_line, script_environment
@@ -32,7 +33,6 @@ from recipec.compiler.rehearse.rehearse import (
     TRAIN_FILE,
     compile_miniature,
     copy_template,
-    longer_by,
     write_miniature,
     write_yaml,
 )
@@ -312,7 +312,7 @@ def write_recipe(program: Program, steps: int, work: Path) -> list[MiniatureChan
     Dropout is zero, because no two libraries draw the same random numbers.
     """
     config = json.loads((work / "model" / "config.json").read_text(encoding="utf-8"))
-    longer = longer_by(program, work)
+    longer = template_tokens(program, work / "model")
     recipe, _ = derive(program, config, TRAIN_FILE, TRAIN_FILE, steps, template=longer)
     recipe["model"] |= {"dtype": "float32", "quantization": None, "quantized_matmul": None}
     recipe["mesh"]["hosts"] = None  # a trace belongs to one process
